@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Codecs that run on a GPU, on the stream of the copy that they replace. Any compiler takes this
-/// header; a program that uses a codec has one source file for nvcc that includes
-/// `<spillway/cuda_kernels.cuh>`, which has the kernels.
+/// Codecs that run on a GPU, on the stream of the copy that they replace. Any C++20 compiler can
+/// compile this header. A program that uses one of these codecs also needs one source file that
+/// nvcc compiles and that includes `<spillway/cuda_kernels.cuh>`, which defines the kernels.
 
 #include <spillway/concepts/codec.hpp>
 #include <spillway/device/cuda/cuda_api.hpp>
@@ -19,14 +19,16 @@ namespace spillway {
 
 namespace detail {
 
-/// A codec of stripes as `HostSwapPool` uses it on a GPU.
+/// The calls by which `HostSwapPool` runs a codec on a GPU (`StreamCodec`), for a codec that
+/// encodes each stripe of a block by itself. The GPU codecs below derive from it.
 template <class Stripe>
 struct CudaStripes {
   [[nodiscard]] static std::size_t stream_bytes(std::size_t bytes) noexcept {
     return most_striped_bytes(bytes);
   }
-  /// None: the threads that encode a stripe share all the memory that they need. The pool asks when
-  /// the codec is chosen, and the kernels are loaded then. @throws CudaError
+  /// Returns 0: the kernels work in the shared memory of their thread blocks and need no scratch
+  /// memory. The pool calls this when the codec is chosen, and the call also loads the kernels.
+  /// @throws CudaError
   [[nodiscard]] static std::size_t scratch_bytes(CudaApi& device);
   [[nodiscard]] static std::size_t stored_bytes(SlotMemory slot) noexcept {
     return stored_in_slot(slot);
@@ -48,17 +50,18 @@ struct CudaStripes {
 
 }  // namespace detail
 
-/// `ZeroBitmap` by kernels of a GPU: on a `CudaApi` blocks are encoded on their way into pinned
-/// memory, and decoded on their way back. Elsewhere it is `ZeroBitmap`.
+/// `ZeroBitmap`, run by kernels on a GPU: with `CudaApi`, blocks are encoded on their way into the
+/// pinned tier of the host pool and decoded on their way back, so fewer bytes cross the link. On
+/// other devices, and in the other tiers, it behaves as `ZeroBitmap`.
 ///
 /// Example: `memory.set_codec<CudaZeroBitmap>(activation, layer);`
 ///
-/// Streams  three kernels write a block, one reads it, in place of a copy on the same stream. They
-///          read and write pinned memory themselves, and use the multiprocessors that other kernels
-///          want.
+/// Streams  three kernels write a block to the host and one kernel reads it back, on the stream on
+///          which it would otherwise be copied. The kernels access pinned memory directly. They
+///          occupy multiprocessors, which are then not available to the program's kernels.
 class CudaZeroBitmap : public ZeroBitmap, public detail::CudaStripes<detail::ZeroBitmapStripe> {};
 
-/// `AsBfloat16` by kernels of a GPU, in the same way.
+/// `AsBfloat16`, run by kernels on a GPU in the same way as `CudaZeroBitmap`.
 struct CudaAsBfloat16 : AsBfloat16, detail::CudaStripes<detail::Bfloat16Stripe> {};
 
 static_assert(StreamCodec<CudaZeroBitmap, CudaApi>);

@@ -28,18 +28,20 @@
 
 namespace spillway {
 
-/// Counts of an arena's memory, in bytes rounded up to the granule.
+/// Statistics of an arena: how much memory it has and how that is divided. Sizes are in bytes,
+/// rounded up to the granule.
 struct ArenaStats {
   std::size_t capacity_bytes = 0;
   std::size_t reserved_bytes = 0;
   std::size_t free_bytes = 0;
   std::size_t largest_free_bytes = 0;
-  std::size_t taken_bytes = 0;  ///< with what a begun plan has claimed
+  std::size_t taken_bytes = 0;  ///< includes what a begun plan has claimed
   std::size_t taken_ranges = 0;
   std::size_t free_ranges = 0;
   std::size_t segments = 0;
 
-  /// 0 when all that is free is in one piece or nothing is free, towards 1 as the pieces get small.
+  /// Returns the external fragmentation, `1 - largest_free_bytes / free_bytes`: 0 if the free bytes
+  /// are one range or nothing is free, close to 1 if they are many small ranges.
   [[nodiscard]] double external_fragmentation() const noexcept {
     return free_bytes == 0
                ? 0.0
@@ -53,8 +55,9 @@ struct ArenaStats {
 /// plans how blocks move inside the device so that gaps join. `DeviceAllocator` has one unless its
 /// policies choose another arena.
 ///
-/// It can be used alone, by a program that swaps nothing. Ranges are taken and given back with the
-/// fences of the work that uses them. A program that finds no room compacts:
+/// It can also be used alone, by a program that does not swap. A taken range comes with the fence
+/// that its first user waits for, and is given back with the fence of its last uses. When no free
+/// range fits, the program compacts:
 /// ```
 /// auto range = arena.try_take(bytes, id);  // the first user's stream waits for range->fence
 /// if (auto plan = range ? std::nullopt : arena.plan_compaction(bytes, budget_bytes, can_move)) {
@@ -97,16 +100,16 @@ class DefragArena {
 
   /// `device` is not owned and must outlive the arena.
   ///
-  /// @throws OutOfDeviceMemory when the device has not the initial bytes; DeviceError;
-  ///         ContractViolation for a capacity of less than a granule, in place of less than the
-  ///         device's granularity, or of 1 TiB and more
+  /// @throws OutOfDeviceMemory if the device does not have `initial_bytes` free; DeviceError;
+  ///         std::bad_alloc; ContractViolation if the capacity is 1 TiB or more, or is less than a
+  ///         granule (with `grows_in_place`: less than the device's granularity)
   DefragArena(Device& device,
               ArenaOptions options,
               Fit fit = Fit(),
               Compaction compaction = Compaction());
   DefragArena(DefragArena const&) = delete;
   DefragArena& operator=(DefragArena const&) = delete;
-  /// Releases all memory; whatever used it has finished.
+  /// Releases all memory to the device. All work that uses the memory must have finished.
   ~DefragArena() {
     for (std::uint16_t const segment : map_.list().segments()) {
       detail::RangeList::Span const& span = map_.list().span(segment);
@@ -117,14 +120,15 @@ class DefragArena {
     }
   }
 
-  /// Takes `bytes`, rounded up to the granule, for `owner`. @returns nothing if no free range fits
+  /// Takes a range of `bytes`, rounded up to the granule, for block `owner`.
   ///
+  /// @returns the range with the fence that its first user waits for; nothing if no free range fits
   /// @throws ContractViolation for 0 bytes; std::bad_alloc; nothing has changed then
   /// @cost   that of the fit policy
   [[nodiscard]] std::optional<Placement> try_take(std::size_t bytes, BlockId owner) {
-    // The one variable that is returned, so that it is not copied.
+    // Every path returns this variable, so that the compiler can elide the copy.
     std::optional<Placement> placement;
-    if (bytes - 1 >= most_bytes_) {  // 0 wraps to the most there is
+    if (bytes - 1 >= most_bytes_) {  // also true for 0 bytes: 0 - 1 wraps around
       expects(bytes != 0, "a range of 0 bytes cannot be taken");
       return placement;
     }
@@ -146,25 +150,29 @@ class DefragArena {
 
   /// Frees a range. The next user of its bytes waits for `last_uses` first.
   ///
-  /// A range of a plan that was begun may be given back too: it becomes free at the commit.
+  /// A range that a begun plan moves may be given back, too. It then becomes free when the plan is
+  /// committed.
   void give_back(RangeId range, Fence const& last_uses) noexcept {
     map_.give_back(node_of(range), last_uses);
   }
 
-  /// Changes the capacity. @throws ContractViolation for 0, and for more than the options said
+  /// Changes the capacity; ranges that are taken stay taken.
+  ///
+  /// @throws ContractViolation for less than a granule, and for more than
+  ///         `ArenaOptions::capacity_bytes`
   void set_capacity(std::size_t bytes) {
     expects(bytes >= granule_bytes && bytes <= most_bytes_,
             "an arena's capacity is at least 256 B, and at most what it was made with");
     capacity_granules_ = bytes / granule_bytes;
   }
 
-  /// Returns the size to reserve next so that `bytes` fit; nothing if the capacity does not allow
-  /// it.
+  /// Returns the segment to reserve next so that `bytes` fit; a segment of 0 bytes if the capacity
+  /// does not allow that.
   ///
-  /// In place it is the next part of the lowest hole that makes room for `bytes` in one piece. If
-  /// no hole does, it is a part of the lowest hole: compaction can join it with what is free
-  /// elsewhere.
-  /// @cost O(1) at the capacity, else O(ranges) in place
+  /// With `grows_in_place` the segment is the beginning of the lowest hole that would give a free
+  /// range of `bytes`. If no hole does, it is a part of the lowest hole, which compaction can join
+  /// with free ranges elsewhere.
+  /// @cost O(1) when the capacity is reached; else, with `grows_in_place`, O(ranges)
   [[nodiscard]] Segment growth_for(std::size_t bytes) const noexcept {
     std::size_t const left = capacity_bytes() - std::min(capacity_bytes(), reserved_bytes_);
     if (left == 0 || (bytes > left && !memory_.is_one_line())) {
@@ -189,9 +197,9 @@ class DefragArena {
             {}};
   }
 
-  /// The largest `n` for which `try_take` finds a range after the arena has grown by at most
+  /// Returns the largest `n` for which `try_take` would find a range if the arena grew by at most
   /// `growth_bytes`.
-  /// @cost that of `growth_for`
+  /// @cost as `growth_for`
   [[nodiscard]] std::size_t largest_bytes_after_growth(std::size_t growth_bytes) const noexcept {
     std::size_t growth =
         std::min(growth_bytes, capacity_bytes() - std::min(capacity_bytes(), reserved_bytes_));
@@ -206,16 +214,18 @@ class DefragArena {
     return std::max(largest_free_bytes(), growth / granule_bytes * granule_bytes);
   }
 
-  /// Takes the memory of `growth_for` from the device. @returns false if the device is full or, in
-  /// place, if something is still there that `trim` handed over and that is not released yet
+  /// Takes the memory of a segment that `growth_for` returned from the device.
   ///
+  /// @returns false if the device is full, or (with `grows_in_place`) if `trim` has handed over
+  ///          memory at these addresses that has not been released yet
   /// @throws DeviceError, std::bad_alloc; nothing has been taken then
   [[nodiscard]] bool try_reserve(Segment& segment) { return memory_.try_reserve(segment); }
 
-  /// Makes memory free that was taken from the device; the arena owns it from now on.
+  /// Adds a segment from `try_reserve` to the arena as a free range. The arena owns it from now on.
   ///
-  /// @throws ContractViolation if it exceeds the capacity, is no multiple of the granule, or is in
-  ///         place where the arena has memory already; std::bad_alloc; the caller keeps it then
+  /// @throws ContractViolation if the segment exceeds the capacity, is not a multiple of the
+  ///         granule, or (with `grows_in_place`) lies where the arena already has memory;
+  ///         std::bad_alloc. The caller then still owns it
   void add_segment(Segment const& segment) {
     expects(segment.bytes % granule_bytes == 0 &&
                 reserved_bytes_ + segment.bytes <= capacity_bytes(),
@@ -225,7 +235,7 @@ class DefragArena {
       std::uint32_t const hole = find_hole([&](std::uint32_t node) {
         return map_.list().address(0, map_.list().table[node].first) == segment.address;
       });
-      expects(count != 0 && count <= map_[hole].count,  // `no_node` has 0 granules
+      expects(count != 0 && count <= map_[hole].count,  // false for `no_node`, which has 0 granules
               "in place, a segment begins where a hole begins, and is no longer than that");
       map_.fill(hole, count);
     } else {
@@ -234,17 +244,18 @@ class DefragArena {
     reserved_bytes_ += segment.bytes;
   }
 
-  /// Hands over free memory for the caller to release after its fence, if there is any: a wholly
-  /// free segment; in place, pieces of about `bytes` that lie side by side, the highest first.
-  /// @cost O(segments), in place O(ranges)
+  /// Takes free memory out of the arena, if there is any, so that the caller can `release` it once
+  /// its fence has passed: a segment that is wholly free or, with `grows_in_place`, adjacent pieces
+  /// of about `bytes` in all, from the highest addresses down.
+  /// @cost O(segments); with `grows_in_place` O(ranges)
   [[nodiscard]] std::optional<Segment>
   trim(std::size_t bytes = std::numeric_limits<std::size_t>::max()) noexcept {
     auto segment = memory_.is_one_line() ? detach_pieces(bytes) : map_.detach_segment();
     reserved_bytes_ -= segment ? segment->bytes : 0;
     return segment;
   }
-  /// The bytes that `trim` can hand over, one call after the other. @cost O(ranges), in place with
-  /// the pieces
+  /// Returns how many bytes repeated calls of `trim` would hand over. @cost O(ranges), with
+  /// `grows_in_place` O(ranges + pieces)
   [[nodiscard]] std::size_t trimmable_bytes() const noexcept {
     detail::RangeList const& list = map_.list();
     std::size_t bytes = 0;
@@ -268,14 +279,14 @@ class DefragArena {
     }
     return bytes;
   }
-  /// Gives what `trim` handed over back to the device.
+  /// Releases to the device what `trim` handed over. Its fence must have passed.
   void release(Segment const& segment) noexcept { memory_.release(segment); }
   [[nodiscard]] bool trims_anywhere() const noexcept { return memory_.is_one_line(); }
 
-  /// The cheapest plan found that makes a free range of `bytes` by moving at most `budget_bytes`.
+  /// Searches for a cheap plan that makes a free range of `bytes` by moving at most `budget_bytes`.
   ///
-  /// Of more than `ArenaOptions::few_ranges` ranges it looks at some first, and at more only if
-  /// that finds nothing.
+  /// If there are more than `ArenaOptions::few_ranges` ranges, the search begins with some of them
+  /// and is widened only if it finds nothing.
   ///
   /// @param can_move  predicate on a block's id; asked once for each block looked at, in order of
   ///                  address
@@ -294,9 +305,10 @@ class DefragArena {
     return plan_compaction(bytes, budget_bytes, can_move, all_ranges);
   }
 
-  /// A plan for about the largest free range that moving at most `budget_bytes` can make.
+  /// Searches for a plan that makes about the largest free range that is possible by moving at most
+  /// `budget_bytes`.
   ///
-  /// @return  nothing if no free range larger than the largest can be made
+  /// @return  nothing if no plan makes a free range that is larger than the present largest one
   /// @throws  std::bad_alloc
   /// @cost    a few times that of `plan_compaction`
   template <std::predicate<BlockId> CanMove>
@@ -308,12 +320,12 @@ class DefragArena {
     return search_.plan_largest(map_, budget_bytes / granule_bytes, std::move(can_move));
   }
 
-  /// A plan that moves all blocks that may move as far down as they go, so that the pieces at the
-  /// top can be given back to the device.
+  /// Makes a plan that slides every block that may move to the lowest address that it can reach, so
+  /// that the free memory at the top can be given back to the device.
   ///
   /// @return  nothing if no block can move down
   /// @throws  std::bad_alloc
-  /// @cost    O(n) for n ranges; the moves may be all there is
+  /// @cost    O(n) for n ranges; the plan may move every block of the arena
   template <std::predicate<BlockId> CanMove>
   [[nodiscard]] std::optional<CompactionPlan> plan_slide(CanMove can_move) {
     return Compaction::moves_blocks ? search_.plan_slide(map_, std::move(can_move)) : std::nullopt;
@@ -335,8 +347,9 @@ class DefragArena {
     }
   }
 
-  /// Puts the blocks of the first `done` moves where they went, and undoes what was claimed for the
-  /// rest. `moved` stands for all work that was enqueued for the plan, even if `done` is 0.
+  /// Ends a begun plan: gives the blocks of the first `done` moves their new addresses, and frees
+  /// what was claimed for the other moves. `moved` must cover all work that was enqueued for the
+  /// plan, even if `done` is 0.
   ///
   /// @cost O(m log m) for m moves
   void commit_moves(CompactionPlan& plan, std::size_t done, Fence const& moved) noexcept {
@@ -348,10 +361,12 @@ class DefragArena {
     }
   }
 
-  /// The neighbouring ranges with room for `bytes` whose blocks cost least to evict, among all
-  /// ranges or about `most_ranges` around the largest free ones.
+  /// Finds the neighbouring ranges that would become a free range of `bytes` at the lowest cost of
+  /// evicting their blocks, among all ranges or among about `most_ranges` of them around the
+  /// largest free ranges.
   ///
-  /// @param cost  the price of evicting a block as an optional number, nothing if it may not leave
+  /// @param cost  function from a `BlockId` to an optional number: what evicting the block costs,
+  ///              nothing if it may not leave
   /// @throws ContractViolation for 0 bytes; std::bad_alloc
   /// @cost   O(ranges looked at)
   template <class Cost>
@@ -367,8 +382,9 @@ class DefragArena {
 
   // For callers that weigh a search against eviction, as the pager does (`MovingArena`).
 
-  /// A plan as above from a look at about `most_ranges` ranges, those around the largest free ones.
-  /// Nothing also if a wider search would take less time than the moves that were found.
+  /// As `plan_compaction` above, but looks at about `most_ranges` ranges only, those around the
+  /// largest free ones. Also returns nothing if the plan that it has found would take longer to
+  /// carry out than a wider search takes.
   template <std::predicate<BlockId> CanMove>
   [[nodiscard]] std::optional<CompactionPlan> plan_compaction(std::size_t bytes,
                                                               std::size_t budget_bytes,
@@ -391,8 +407,9 @@ class DefragArena {
                         most_ranges);
   }
 
-  /// How many ranges to look at first when room has to be made, all of them if there are at most
-  /// `few`, and how many when that search failed. `all_ranges` comes last.
+  /// Returns how many ranges the first search for room should look at: all of them if there are at
+  /// most `few`. `wider_search` returns the number for the next search after one of `most_ranges`
+  /// has failed; the last number that it returns is `all_ranges`.
   [[nodiscard]] std::size_t first_search(std::size_t few) const noexcept {
     return detail::SearchScope::narrowest(ranges(), few);
   }
@@ -401,14 +418,14 @@ class DefragArena {
   }
   [[nodiscard]] std::size_t few_ranges() const noexcept { return options_.few_ranges; }
 
-  /// How much may be free beyond what is asked for before room in one piece is worth a search:
-  /// nothing up to `few` ranges, towards 1/32 of the capacity where there are many.
+  /// Returns how many free bytes beyond those asked for should exist before a search for room in
+  /// one piece is worth its time: 0 for up to `few` ranges, close to 1/32 of the capacity for many.
   [[nodiscard]] std::size_t spare_bytes(std::size_t few) const noexcept {
     return ranges() <= few ? 0 : capacity_bytes() / 32 / ranges() * (ranges() - few);
   }
 
-  /// Calls `visit` with the `RangeView` of each range, in order of segment and address. What lies
-  /// between two holes is a segment there.
+  /// Calls `visit` with the `RangeView` of each range, in order of segment and address. Holes are
+  /// not shown; the ranges between two holes have a segment number of their own.
   template <std::invocable<RangeView const&> Visit>
   void for_each_range(Visit visit) const {
     detail::RangeList const& list = map_.list();
@@ -437,11 +454,11 @@ class DefragArena {
     RangeNode const& node = map_[node_of(range)];
     return map_.list().address(node.segment, node.first);
   }
-  /// Rounded up to the granule.
+  /// Returns the size of the range, which is a multiple of the granule.
   [[nodiscard]] std::size_t size_bytes(RangeId range) const noexcept {
     return std::size_t{map_[node_of(range)].count} * granule_bytes;
   }
-  /// Which reservation of the device the range lies in, from 1.
+  /// Returns the number of the device reservation that the range lies in, counted from 1.
   [[nodiscard]] std::size_t reservation(RangeId range) const noexcept {
     return std::size_t{map_[node_of(range)].segment} + 1;
   }
@@ -481,7 +498,8 @@ class DefragArena {
   [[nodiscard]] Device& device() const noexcept { return *device_; }
 
  private:
-  // Reserves nothing. What the public constructor reserves after it, the destructor releases.
+  // The public constructor delegates to the one with this parameter, which reserves nothing. If the
+  // public one then throws, the destructor runs and releases what it has reserved.
   struct Nothing {};
   DefragArena(Device& device, ArenaOptions options, Fit fit, Compaction compaction, Nothing)
       : device_{&device},
@@ -514,14 +532,14 @@ class DefragArena {
     return options;
   }
 
-  /// Addresses for eight times the memory, so that free pieces that lie apart can be mapped anew
-  /// side by side.
+  /// Returns the size of the address range of an arena that grows in place: eight times its memory,
+  /// so that pieces that were freed apart from each other can be mapped side by side elsewhere.
   [[nodiscard]] static std::size_t line_bytes(std::size_t most_bytes) noexcept {
     constexpr std::size_t longest = (detail::RangeList::line_granules >> 1U) * granule_bytes;
     return std::max(most_bytes, std::min(8 * most_bytes, longest));
   }
-  /// The lowest range for which `is_it(node)` is true, among the holes of the only segment of an
-  /// arena that grows in place; `no_node` if there is none.
+  /// Returns the lowest hole for which `is_it(node)` is true, or `no_node`. Only for an arena that
+  /// grows in place, which has one segment.
   template <class Predicate>
   [[nodiscard]] std::uint32_t find_hole(Predicate const& is_it) const noexcept {
     detail::RangeList const& list = map_.list();
@@ -539,7 +557,7 @@ class DefragArena {
         [&](std::uint32_t node) { return bytes_after_growth(node, growth_bytes) >= bytes; });
     return hole != no_node ? hole : find_hole([](std::uint32_t) { return true; });
   }
-  /// The free bytes in one piece where a hole is once up to `growth_bytes` of it have memory.
+  /// Returns the size of the free range that results if up to `growth_bytes` of a hole get memory.
   [[nodiscard]] std::size_t bytes_after_growth(std::uint32_t hole,
                                                std::size_t growth_bytes) const noexcept {
     RangeNode const& range = map_.list().table[hole];
@@ -548,13 +566,13 @@ class DefragArena {
     return growth_bytes < hole_bytes ? before + growth_bytes
                                      : before + hole_bytes + free_bytes_of(range.next);
   }
-  /// The bytes of a range if it is free, 0 if it is not.
+  /// Returns the size of a range if it is free, else 0.
   [[nodiscard]] std::size_t free_bytes_of(std::uint32_t node) const noexcept {
     detail::RangeList const& list = map_.list();
     return list.is_free(node) ? std::size_t{list.table[node].count} * granule_bytes : 0;
   }
-  /// Takes about `bytes` of free pieces that lie side by side out of the arena, the highest first,
-  /// and leaves a hole in their place.
+  /// Takes adjacent free pieces of about `bytes` in all out of the arena, from the highest
+  /// addresses down, and leaves a hole in their place.
   [[nodiscard]] std::optional<Segment> detach_pieces(std::size_t bytes) noexcept {
     detail::RangeList const& list = map_.list();
     std::uint32_t const wall = list.span(0).wall;
@@ -581,7 +599,8 @@ class DefragArena {
     }
     return std::nullopt;
   }
-  /// Returns how many bytes the capacity still allows, whether or not there is a range for them.
+  /// Returns how many granules the capacity still allows to take, whether or not a free range has
+  /// room for them.
   [[nodiscard]] std::uint64_t left_granules() const noexcept {
     std::uint64_t const taken = map_.table().taken_granules;
     return capacity_granules_ - std::min(capacity_granules_, taken);
@@ -589,14 +608,14 @@ class DefragArena {
 
   [[nodiscard]] std::size_t ranges() const noexcept { return map_.table().ranges(); }
   static std::uint32_t node_of(RangeId range) noexcept { return static_cast<std::uint32_t>(range); }
-  // How many granules hold `bytes`, which are at most the capacity: the sum cannot wrap around.
+  // Rounds `bytes` up to granules. `bytes` is at most the capacity, so the sum cannot wrap around.
   static std::uint64_t granules(std::size_t bytes) noexcept {
     return (bytes + granule_bytes - 1) / granule_bytes;
   }
 
   Device* device_;
   ArenaOptions options_;
-  std::size_t most_bytes_;  // that the capacity can be
+  std::size_t most_bytes_;  // the largest capacity that can be set
   std::uint64_t capacity_granules_;
   std::size_t reserved_bytes_ = 0;
   detail::ArenaMemory<Device> memory_;
@@ -636,7 +655,7 @@ DefragArena<Device, Fit, Compaction>::DefragArena(Device& device,
     }
   }
   if (options_.bounce_bytes != 0) {
-    // Scratch only saves copies, so it is no error if the device has no more.
+    // Moves work without the bounce range, with more copies, so failing to reserve it is no error.
     bounce_.address = static_cast<std::byte*>(device.try_reserve(options_.bounce_bytes));
     bounce_.bytes = bounce_.address != nullptr ? options_.bounce_bytes : 0;
   }

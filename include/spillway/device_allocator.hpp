@@ -45,24 +45,23 @@
 
 namespace spillway {
 
-/// A device's memory, larger than it is: blocks that are not leased may leave the device and come
-/// back.
+/// Allocates blocks of device memory, of which more can exist at a time than the device can hold:
+/// a block that is not leased may be swapped out to the host, and is swapped in when it is used.
 ///
-/// The class that a program instantiates, once for each device. It owns one of each part: the
-/// arena, the host pool, the prefetcher with its copy streams, the pager. Programs use it through
-/// `SwappableBuffer` and `SwappableTensor`, which call what takes a `BlockId` here; code that
-/// manages blocks by itself, such as an adapter, calls it directly.
+/// A program makes one allocator for each device. The allocator owns the arena, the host pool, the
+/// prefetcher with its copy streams, and the pager. Programs mostly use it through
+/// `SwappableBuffer` and `SwappableTensor`, which call the functions that take a `BlockId`; code
+/// that manages blocks by itself, such as an adapter, calls these functions directly.
 ///
-/// Every call that can fail leaves all blocks as they were or validly swapped out, and may be
-/// repeated.
+/// If a call fails, every block is as it was or validly swapped out, and the call may be repeated.
 ///
 /// Units    bytes. Sizes are rounded up to 256, and addresses are multiples of 256.
 /// Threads  thread-safe, unless the policies' lock is `NullLock`. One thread at a time makes room;
-///          others go on with resident blocks meanwhile.
-/// Streams  everything is ordered by events on streams. A stream that leases were acquired on lives
-///          until `retire_stream` or the end of this object; `create_stream` makes one that sees to
-///          that.
-/// Address  promised by leases only.
+///          meanwhile other threads can use resident blocks.
+/// Streams  work on different streams is ordered by events. A stream on which leases were acquired
+///          must live until `retire_stream` or the end of the allocator; a stream from
+///          `create_stream` retires itself.
+/// Address  valid only while a lease on the block is held.
 template <PolicySet Policies = DefaultPolicies>
 class DeviceAllocator {
  public:
@@ -77,47 +76,50 @@ class DeviceAllocator {
   using recompute_type = typename Policies::recompute;
 
   static constexpr bool is_thread_safe = !std::is_empty_v<typename Policies::lock>;
-  /// Blocks have one address for life, as the policies' arena says.
+  /// True if a block keeps its address for life, which depends on the arena of the policies.
   static constexpr bool keeps_addresses = StableAddressArena<ArenaOf<Policies>>;
 
   struct Options {
     /// The most device memory to use, which `set_capacity` lowers. 0: nine tenths of what the
     /// device has free now.
     std::size_t capacity_bytes = 0;
-    /// Taken from the device at once; the rest is taken when it is needed. Default: all.
+    /// The part of the capacity that the constructor takes from the device; the rest is taken when
+    /// it is needed. Default: all of it.
     std::size_t initial_bytes = std::numeric_limits<std::size_t>::max();
-    /// Least step of growth. 0: what is needed, rounded up to 2 MiB.
+    /// The least that is taken from the device when more memory is needed. 0: as much as is needed,
+    /// rounded up to 2 MiB.
     std::size_t growth_bytes = 0;
-    /// Whether memory that is taken later joins the first in one range of addresses, on a device
-    /// with virtual memory: see `ArenaOptions`.
+    /// True: all memory that is ever taken is mapped into one range of addresses, so that it can
+    /// grow and shrink in place. Needs a device with virtual memory; see `ArenaOptions`.
     bool grows_in_place = false;
-    /// Size of a mapped page, or of a piece if `grows_in_place`; 0 means the device's granularity
-    /// (2 MiB on today's GPUs), or `growth_bytes` for pieces. Blocks are rounded up to pages: with
-    /// larger ones more blocks have one size, and find memory in pieces of it. Smaller pieces can
-    /// be joined where less is free between leases.
+    /// The size of a page, for arenas that map pages, or of a piece, with `grows_in_place`. 0: the
+    /// device's granularity (2 MiB on today's GPUs) for pages, `growth_bytes` for pieces. Blocks
+    /// are rounded up to whole pages; larger pages give fewer different block sizes, so that a
+    /// block more often finds a free piece of its size. Smaller pieces can be given back and joined
+    /// even where only little is free between leased blocks.
     std::size_t page_bytes = 0;
-    /// Scratch for moves that overlap themselves, on top of the capacity.
+    /// Size of the bounce range, which moves use whose source and destination overlap. It is taken
+    /// in addition to the capacity.
     std::size_t bounce_bytes = 4_MiB;
-    /// Where swapped-out bytes go. With no tier given: pinned memory, grown as needed up to half of
-    /// the machine's memory.
+    /// Where swapped-out bytes go. If no tier is given, they go to pinned memory, which grows as
+    /// needed up to half of the machine's memory.
     HostPoolOptions host{};
     PagerOptions paging{};
-    /// The policies to start from, where those of the bundle have parameters: an eviction policy of
-    /// a program's own with its weights, `ScheduleLookahead{{.lookahead_ops = 8}}`. Without a value
-    /// they are made by default.
+    /// Policy objects to use, for policies that have parameters, such as
+    /// `ScheduleLookahead{{.lookahead_ops = 8}}`. A policy without a value is default-constructed.
     std::optional<prefetch_type> prefetch{};
     std::optional<eviction_type> eviction{};
     std::optional<recompute_type> recompute{};
-    /// Used only by arenas that have such a policy, as is the next.
+    /// `fit` and `compaction` are used only by arenas that have such a policy.
     std::optional<fit_type> fit{};
     std::optional<compaction_type> compaction{};
   };
 
-  /// On a device of its own, made by default.
+  /// Makes an allocator that owns its device, which is default-constructed. @throws as below
   explicit DeviceAllocator(Options options = {}) requires std::default_initializable<device_type>
       : DeviceAllocator{std::make_unique<device_type>(), nullptr, std::move(options)} {}
 
-  /// On `device`, which is not owned and must outlive the allocator.
+  /// Makes an allocator on `device`, which is not owned and must outlive the allocator.
   ///
   /// @throws OutOfDeviceMemory if the initial reservation does not fit, ContractViolation for
   ///         options that contradict each other, FileTierError, DeviceError
@@ -129,13 +131,13 @@ class DeviceAllocator {
 
   /// Waits on the host for all work that uses this allocator's memory, then gives it back.
   ///
-  /// Buffers and leases must be gone: they would point into nothing. If not, the program ends with
-  /// the ContractViolation that `close` would have thrown.
+  /// All buffers and leases must have been destroyed before, since they refer to the allocator.
+  /// Otherwise the program is terminated by the ContractViolation that `close` would have thrown.
   ~DeviceAllocator();  // NOLINT(bugprone-exception-escape): that is how it ends the program
 
   /// Checks that the allocator may be destroyed.
   ///
-  /// @throws ContractViolation naming how many blocks and leases are left
+  /// @throws ContractViolation if blocks exist; it says how many, and how many of them are leased
   void close() const {
     Stats const now = stats();
     if (now.allocated.blocks.current != 0) {
@@ -154,10 +156,10 @@ class DeviceAllocator {
   /// @cost   O(1) when a free range fits
   [[nodiscard]] BlockId allocate(std::size_t size_bytes);
 
-  /// Makes a block of `size_bytes` that gets its range when it is first leased.
+  /// Makes a block of `size_bytes` that gets its device range only when it is first leased.
   ///
-  /// Meant for the results of an operation: they are leased together with its operands, so nothing
-  /// is evicted or fixed in its place for them before all of them are known.
+  /// Use it for the results of an operation, which are leased together with the operands: room is
+  /// then made for all of them at once, when it is known which blocks the operation uses.
   ///
   /// @throws ContractViolation for 0 bytes; OutOfDeviceMemory only if the block alone is larger
   ///         than the capacity; std::bad_alloc
@@ -174,8 +176,8 @@ class DeviceAllocator {
   /// @throws ContractViolation if the block is unknown or leased; it is then unchanged
   void deallocate(BlockId id);
 
-  /// Frees a block now, or when its last lease ends. Builds with assertions end the program for an
-  /// unknown id; others ignore it.
+  /// Frees a block now, or when its last lease ends. An unknown id ends the program in builds with
+  /// assertions and is ignored in others.
   void abandon(BlockId id) noexcept;
 
   /// Makes a block resident and holds it there: see `SwappableBuffer::acquire`.
@@ -183,8 +185,8 @@ class DeviceAllocator {
   /// The form with a template argument returns a `ReadLease` for `Access::read`, whose address is
   /// `void const*`. The run-time form is for code that learns the access when it runs.
   ///
-  /// @param access  `write` promises to overwrite everything that is read later, so nothing is
-  ///                brought in and a copy on the host is forgotten
+  /// @param access  with `write` the holder promises to overwrite all bytes that are read later:
+  ///                the old bytes are not swapped in, and their copy on the host becomes invalid
   /// @throws ContractViolation for an unknown block, or if something would have to be enqueued on a
   ///         stream that is being captured into a graph; OutOfDeviceMemory, OutOfHostMemory,
   ///         DeviceError, FileTierError. No lease is held then and no byte is lost.
@@ -208,8 +210,8 @@ class DeviceAllocator {
     return LeaseFor<lease_type, access>{acquire(id, access, stream)};
   }
 
-  /// Leases all operands of one operation: all are held before any is brought in, so none is
-  /// evicted to make room for another.
+  /// Leases all operands of one operation. All of them are protected from eviction before the first
+  /// is swapped in, so none is evicted to make room for another.
   ///
   /// Returns a tuple of leases of the types that the accesses allow, in the order of the operands:
   /// ```
@@ -225,12 +227,12 @@ class DeviceAllocator {
     std::array<LeaseRequest, sizeof...(operands)> const requests{operands.request()...};
     std::vector<lease_type> leases = acquire_all(std::span{requests}, stream);
     auto lease = leases.begin();
-    // Braces: the leases are taken from left to right.
+    // Braces guarantee that the leases are moved from left to right.
     return std::tuple<decltype(operands.typed(std::move(*lease)))...>{
         operands.typed(std::move(*lease++))...};
   }
-  /// The run-time form: leases in the order of `requests`, in which a block may occur more than
-  /// once.
+  /// The run-time form. Returns the leases in the order of `requests`, in which a block may occur
+  /// more than once. @throws as above
   [[nodiscard]] std::vector<lease_type> acquire_all(std::span<LeaseRequest const> requests,
                                                     stream_type stream) {
     std::vector<lease_type> leases(requests.size());
@@ -248,21 +250,22 @@ class DeviceAllocator {
     return acquire_all(std::span{requests.begin(), requests.size()}, stream);
   }
 
-  /// Ends all these leases at once; those that are empty are ignored. Under pressure the end of a
-  /// lease costs an event on its stream: a group costs one for each stream.
+  /// Ends all these leases at once; empty ones are ignored. This is cheaper than ending them one by
+  /// one: while blocks are being swapped out, each call records one event for each stream.
   void release_all(std::span<lease_type> leases) noexcept;
 
-  /// Copies a block's bytes to the host pool, or drops them if the copy there is still valid or if
-  /// its recipe makes them again for less, and gives its range back. No effect while another thread
-  /// makes a block again from this one.
+  /// Makes a block leave the device: copies its bytes to the host pool and frees its device range.
+  /// Nothing is copied if the copy in the host pool is still valid, or if making the bytes again by
+  /// the block's recipe is cheaper. No effect while another thread recomputes a block from this
+  /// one.
   ///
   /// @throws ContractViolation if the block is unknown or leased, OutOfHostMemory, DeviceError,
   ///         FileTierError; the block then stays resident
   /// @stream enqueues on the outgoing copy stream; does not wait
   void swap_out(BlockId id);
 
-  /// Brings a block's bytes back ahead of need. No effect on a resident block, one without
-  /// contents, or one that its recipe makes again, which needs a stream.
+  /// Swaps a block in ahead of need. No effect on a block that is resident, has no contents, or
+  /// must be recomputed by its recipe, which would need a stream.
   ///
   /// @throws as `acquire`; the block then stays on the host
   /// @stream enqueues on the incoming copy stream; does not wait
@@ -272,29 +275,30 @@ class DeviceAllocator {
     leases_.swap_in(id);
   }
 
-  /// Gives a block a recipe: work that makes its bytes again from those of other blocks. It may
-  /// then leave the device without a copy, and `acquire` makes it again when it is used.
+  /// Gives a block a recipe: work that makes its bytes again from those of other blocks, the
+  /// operands. The block may then leave the device without a copy; `acquire` recomputes it.
   ///
-  /// The recipe lives until the block or an operand is acquired for writing, or an operand is freed
-  /// that has no recipe itself: one that has may be freed, gives its memory back, and is made again
-  /// with the block. A block that has nothing else when its recipe ends is saved first: it is made
-  /// again before an operand is written, and the bytes of an operand that is freed stay for as long
-  /// as it needs them.
+  /// The recipe ends when the block or an operand is acquired for writing, or when an operand that
+  /// has no recipe itself is freed. An operand that has a recipe may be freed: its memory is
+  /// released, and it is recomputed together with the block. No bytes are lost when a recipe ends:
+  /// a block that only its recipe can make is recomputed before an operand is written, and the
+  /// bytes of a freed operand are kept for as long as such a block needs them.
   ///
   /// @param operands  the blocks that the bytes are made from
-  /// @param cost      what `make` takes on the device. By it the pager decides whether to copy the
-  ///                  block out or to make it again
+  /// @param cost      how long the work of `make` takes on the device. The pager compares it with
+  ///                  the time of a copy to decide whether the block is copied or recomputed
   /// @param make      `make(stream, operands, result)` enqueues the work on `stream`. `operands`, a
-  ///                  `std::span<void const* const>`, has the addresses in the order of the blocks,
-  ///                  and `result`, a `void*`, is where the bytes are to be. It must be copyable,
-  ///                  always make the same bytes, enqueue nothing on another stream and not call
-  ///                  the allocator. What it throws comes out of `acquire`. What it holds, such as
-  ///                  operands that are to live as long, may call the allocator when it ends: it
-  ///                  does so once the recipe has died, without the lock
-  /// @pre     the block holds what the recipe would make now, and no operand is leased for writing
-  ///          or acquired for it meanwhile
-  /// @throws  ContractViolation for a block that is unknown, was never written, is its own operand
-  ///          or needs the recipe that it has; std::bad_alloc. The block then has no other recipe
+  ///                  `std::span<void const* const>`, has the addresses of the operands in their
+  ///                  order, and `result`, a `void*`, is the address to write the bytes to. `make`
+  ///                  must be copyable, always make the same bytes, enqueue nothing on another
+  ///                  stream and not call the allocator. `acquire` passes on what it throws. `make`
+  ///                  may own objects whose destructors call the allocator, such as buffers of the
+  ///                  operands: it is destroyed after the recipe has ended, without the lock
+  /// @pre     the block holds the bytes that the recipe would make now, and no operand is leased
+  ///          for writing, or acquired for writing during the call
+  /// @throws  ContractViolation for a block or an operand that is unknown or was never written, and
+  ///          for a block that is its own operand or whose bytes only its present recipe can make;
+  ///          nothing has changed then. std::bad_alloc; the block then has no recipe
   template <class Make>
   void set_recipe(BlockId id,
                   std::span<BlockId const> operands,
@@ -308,37 +312,40 @@ class DeviceAllocator {
     set_recipe(id, std::span{operands.begin(), operands.size()}, cost, std::move(make));
   }
 
-  /// Says how the holder of a lease has changed a block in place, so that its recipe need not end:
-  /// from now on it is followed by `make`. For a lease that was acquired for `Access::read_write`
-  /// with `LeaseRequest::extends_recipe`, before it ends.
+  /// Extends a block's recipe by a change that the holder of a lease has made in place, so that the
+  /// recipe need not end: from now on recomputing the block runs the recipe and then `make`. Call
+  /// it before the lease ends, which must be one for `Access::read_write` that was acquired with
+  /// `LeaseRequest::extends_recipe`.
   ///
   /// @param operands, cost, make  as for `set_recipe`, of the change alone: `result` has the bytes
   ///                              that the block had when the lease was granted
   /// @pre     `make` writes everything that was written under the lease
-  /// @returns false if the block has no recipe to be extended: it had none or one with too many
-  ///          changes already, or an operand or the block has been written since by others
-  /// @throws  as `set_recipe`; the block then has no recipe
+  /// @returns false if the block has no recipe to extend: it had none, its recipe already has the
+  ///          most changes (8), or the block or an operand has been written by others since
+  /// @throws  as `set_recipe`, and ContractViolation for an empty lease
   template <class Make>
   bool extend_recipe(lease_type const& lease,
                      std::span<BlockId const> operands,
                      std::chrono::nanoseconds cost,
                      Make make);
 
-  /// Returns whether a program should make recipes now. Returns false if the recompute policy
-  /// wants none, for example after `TunedRecompute` has found copies faster, unless the host pool
-  /// has less free room than the capacity. The policy is asked at each `begin_step`. A recipe given
-  /// anyway is used if no copy can be kept.
+  /// Returns whether it is worth the program's time to give recipes now. That is not so if the
+  /// recompute policy does not want any, for example after `TunedRecompute` has found that copies
+  /// are faster, unless the host pool has less free room than the capacity. The policy is asked at
+  /// each `begin_step`. A recipe that is given all the same is used when no copy can be kept.
   ///
-  /// Cost  reads one word without the lock.
+  /// @cost  reads one word without the lock
   [[nodiscard]] bool wants_recipes() const noexcept { return blocks_.wants_recipes(); }
 
-  /// Chooses how a block is written in the host pool from its next swap-out on: by `Identity`, as
-  /// every block at first, by `ZeroBitmap`, or by a codec that loses bits, such as `AsBfloat16`.
-  /// See `HostSwapPool` for where codecs work; elsewhere, and below 4 KiB, blocks are copied.
+  /// Chooses the codec that encodes a block in the host pool from its next swap-out on: `Identity`,
+  /// which every block has at first, `ZeroBitmap`, or a codec that loses bits, such as
+  /// `AsBfloat16`. `HostSwapPool` says on which devices and in which tiers codecs work; elsewhere,
+  /// and below 4 KiB, blocks are copied unchanged.
   /// ```
   /// memory.set_codec<ZeroBitmap>(activation, layer);
   /// ```
-  /// @param tag  blocks that are alike: what is learned of one is used for all of the same tag
+  /// @param tag  a number that the program gives to blocks with similar contents: what the pool
+  ///             learns about the codec is used for all blocks of the tag
   /// @throws ContractViolation if the block is unknown; std::bad_alloc; OutOfDeviceMemory and
   ///         DeviceError, if the codec works in device memory. The block is then as it was
   template <Codec C>
@@ -357,8 +364,8 @@ class DeviceAllocator {
   /// @throws ContractViolation if the block is unknown
   [[nodiscard]] Residency residency(BlockId id) const;
 
-  /// The block's address for life, with policies that keep addresses (`StableAddresses`). Nothing
-  /// is promised to be there but under a lease.
+  /// Returns the address that the block has for life, with policies that keep addresses
+  /// (`StableAddresses`). It may be accessed only while a lease on the block is held.
   ///
   /// @throws ContractViolation if the block is unknown
   [[nodiscard]] void* stable_address(BlockId id) const requires keeps_addresses {
@@ -366,15 +373,15 @@ class DeviceAllocator {
     return arena_.address(blocks_.expect(id).range);
   }
 
-  /// Marks the boundary between two steps of a program that repeats: the uses recorded since the
-  /// last mark predict those of the step that begins, for eviction and prefetch.
+  /// Marks the boundary between two steps of a program that repeats. The uses that were recorded
+  /// since the last call predict the uses of the step that begins, for eviction and prefetch.
   ///
   /// @throws FileTierError if the file tier failed to give bytes back since it was last asked; the
   ///         step has begun all the same, and only those bytes are lost
   void begin_step();
 
-  /// Moves blocks together so that free ranges join. Room is made when it is needed anyway; this
-  /// does it at a time of the caller's choice.
+  /// Moves blocks inside the device so that free ranges join. Allocations compact by themselves
+  /// when they must; this call does it at a time of the caller's choice.
   ///
   /// @param budget_bytes  the most to move
   /// @returns bytes moved
@@ -386,20 +393,20 @@ class DeviceAllocator {
     return reclaimer_.compact(budget_bytes);
   }
 
-  /// Gives free memory back to the device, after waiting on the host for its last uses:
-  /// reservations that are wholly free, and where the arena grows in place every free piece.
+  /// Gives free memory back to the device, after waiting on the host for its last uses: whole
+  /// reservations that are free or, if the arena grows in place, every free piece.
   ///
   /// @returns bytes released
   /// @throws DeviceError; ContractViolation if a stream that used the memory is being captured into
-  ///         a graph and has no event from before. The next call releases that memory
+  ///         a graph and has no event from before the capture. The next call releases that memory
   std::size_t trim_sync() {
     Call const call{*this};
     Exclusive const exclusive{monitor_};
     return reclaimer_.trim(std::numeric_limits<std::size_t>::max());
   }
 
-  /// The size of the largest block that can be made, by what is free now and by what the device
-  /// still has to give, while nothing leaves and nothing moves.
+  /// Returns the size of the largest block that could be allocated now without evicting or moving
+  /// any block: from free ranges and from what the arena could still take from the device.
   ///
   /// @throws DeviceError
   [[nodiscard]] std::size_t largest_block_bytes() const {
@@ -412,12 +419,14 @@ class DeviceAllocator {
     }
   }
 
-  /// Makes what is swapped out from now on go to `tier` of the host pool, or to a slower one.
+  /// Makes blocks that are swapped out from now on go to `tier` of the host pool, or to a slower
+  /// tier. Bytes that lie in faster tiers stay there: see `trim_host_sync`.
   void set_first_host_tier(HostTier tier);
 
-  /// Moves swapped-out bytes that lie in tiers before the first one to it, one block after the
-  /// other by way of the device, and gives host memory that is free then back to the system. Blocks
-  /// on the device lose their copies in those tiers. Blocks that find no room stay where they are.
+  /// Empties the tiers that are faster than the one of `set_first_host_tier`, and gives the host
+  /// memory that is free then back to the system. Blocks that are swapped out to those tiers are
+  /// moved to the first one, one after the other by way of the device; those for which there is no
+  /// room stay where they are. Resident blocks lose their copies in those tiers.
   ///
   /// @pre     no block is deallocated meanwhile; `abandon` may be called
   /// @returns bytes of host memory given back
@@ -426,23 +435,26 @@ class DeviceAllocator {
   /// @stream  enqueues on the copy streams; waits on the host until the bytes have moved
   std::size_t trim_host_sync();
 
-  /// Changes the capacity, within what the options said. Under a lower one blocks leave until the
-  /// rest fits, and what is reserved beyond it is given back to the device as far as it can be:
-  /// all of it where memory is taken in pages or grows in place, unless leases stand in the way.
+  /// Changes the capacity, to at most `Options::capacity_bytes`. If it is lowered, blocks are
+  /// evicted until the rest fits, and reserved memory beyond the new capacity is given back to the
+  /// device as far as possible: all of it if the arena maps pages or grows in place and no leased
+  /// block prevents it.
   ///
-  /// @throws ContractViolation for less than the arena's granule and for more than the options
-  ///         said; OutOfDeviceMemory if what cannot leave takes up more; OutOfHostMemory,
-  ///         DeviceError, FileTierError. The capacity is then as it was. A block that only its
-  ///         recipe can make, which then has no room beside its operands, is refused when it is
-  ///         acquired, until the capacity is raised again
+  /// A block that only its recipe can make may no longer fit together with its operands under the
+  /// new capacity. Acquiring it then fails until the capacity is raised.
+  ///
+  /// @throws ContractViolation for less than the arena's granule and for more than
+  ///         `Options::capacity_bytes`; OutOfDeviceMemory if the blocks that cannot leave are
+  ///         larger; OutOfHostMemory, DeviceError, FileTierError. The capacity is then unchanged
   /// @stream enqueues copies as `swap_out`; waits on the host for what is given back
   void set_capacity(std::size_t bytes);
 
-  /// Must be called before work on `stream` is captured into a graph: streams that wait for what
-  /// has been done there then need no event of a stream that is being captured.
+  /// Must be called before work on `stream` is captured into a graph. It records an event, so that
+  /// other streams can wait for earlier work on `stream` while `stream` is being captured.
   ///
-  /// The graph keeps addresses: hold leases on all it uses from before the capture until it has run
-  /// for the last time, and release none that was acquired on `stream` during the capture.
+  /// The graph contains addresses of blocks. Acquire leases on all blocks that it uses before the
+  /// capture, hold them until the graph has run for the last time, and during the capture release
+  /// no lease that was acquired on `stream`.
   ///
   /// @throws DeviceError
   void prepare_capture(stream_type stream) {
@@ -450,17 +462,20 @@ class DeviceAllocator {
     order_.record(index_of(stream));
   }
 
-  /// Returns a point after all work enqueued on `stream` so far, for `order_after`. No device call.
+  /// Returns a fence that stands for all work enqueued on `stream` so far, for `order_after`.
+  ///
+  /// @throws ContractViolation if too many streams are in use (see `StreamOrder`); DeviceError
+  /// @cost   no device call, unless the stream is used for the first time
   [[nodiscard]] Fence mark(stream_type stream) {
     Elsewhere const call{monitor_};
     return order_.mark(index_of(stream));
   }
-  /// Makes later work on `stream` run after what `mark` of this allocator has returned. Use it for
-  /// memory that more streams use than hold a lease on it.
+  /// Makes later work on `stream` run after `fence`, which `mark` of this allocator has returned.
+  /// Use it when other streams than the one of the lease use a block.
   ///
   /// @throws DeviceError; ContractViolation if a stream in `fence` is being captured into a graph
-  ///         and has no event from before, and the call may be repeated later; or if `fence` is
-  ///         seen to be another allocator's
+  ///         and has no event from before the capture (the call may be repeated later), or if
+  ///         `fence` is recognised as one of another allocator
   /// @stream enqueues at most one event and one wait for each stream in `fence`; does not wait
   void order_after(stream_type stream, Fence const& fence) {
     Elsewhere const call{monitor_};
@@ -479,11 +494,12 @@ class DeviceAllocator {
     order_.wait_for_all(index_of(stream));
   }
 
-  /// A stream of this allocator's device that retires itself at its end. @throws DeviceError
+  /// Creates a stream on this allocator's device, which the returned object retires and destroys at
+  /// its end. @throws DeviceError
   [[nodiscard]] Stream<DeviceAllocator> create_stream() { return Stream<DeviceAllocator>{*this}; }
 
-  /// Must be called before a stream that leases were acquired on is destroyed, unless it is one of
-  /// `create_stream`. No lease on it may be held any more.
+  /// Must be called before a stream is destroyed on which leases were acquired, unless the stream
+  /// is from `create_stream`. No lease that was acquired on it may still be held.
   ///
   /// @throws DeviceError if what was done on the stream cannot be recorded; the stream must then
   ///         live on
@@ -499,10 +515,11 @@ class DeviceAllocator {
     order_.synchronize(Ticket::everything());
   }
 
-  /// To be called by a thread that forks, before and after `fork`: no other thread is inside of a
-  /// call meanwhile. The child can use the allocator if its device is a `ForkingApi`, as `HostApi`
-  /// is. What other threads leased stays leased there. A program with several allocators calls it
-  /// for each of them.
+  /// A thread that forks calls `before_fork` before `fork`, and `after_fork_in_parent` or
+  /// `after_fork_in_child` after it, for each allocator of the program. In between no other thread
+  /// is inside a call of the allocator: `before_fork` blocks until that is so. The child can use
+  /// the allocator if its device is a `ForkingApi`, as `HostApi` is; blocks that other threads have
+  /// leased stay leased there.
   void before_fork() {
     while (!monitor_.try_lock_between_calls()) {
       if constexpr (requires { device_->let_others_in(); }) {
@@ -538,13 +555,13 @@ class DeviceAllocator {
   copy_from_host_sync(void* device_to, void const* from, std::size_t bytes, stream_type stream);
   void copy_to_host_sync(void* to, void const* device_from, std::size_t bytes, stream_type stream);
 
-  /// Returns counts of this allocator's work and memory, and the same of its host pool.
+  /// Return statistics of this allocator's work and memory (`stats`), and of its host pool.
   [[nodiscard]] Stats stats() const;
   [[nodiscard]] HostPoolStats host_stats() const {
     Elsewhere const call{monitor_};
     return pool_.stats();
   }
-  /// Makes every peak what is current now.
+  /// Sets every peak in `stats` to its current value.
   void reset_peak_stats() {
     std::lock_guard const guard{monitor_};
     journal_.reset_peaks(arena_.reserved_bytes());
@@ -553,10 +570,9 @@ class DeviceAllocator {
   [[nodiscard]] observer_type& observer() noexcept { return journal_.observer(); }
   [[nodiscard]] device_type& device() noexcept { return *device_; }
 
-  /// Calls `visit(BlockId, detail::BlockRecord const&)` for every block, or
-  /// `visit(RangeView const&)` for every range of the arena, under the lock: `visit` must not call
-  /// the allocator.
-  /// For snapshots and adapters; the record of a block is internal and may change in any version.
+  /// For snapshots and adapters: calls `visit(BlockId, detail::BlockRecord const&)` for every
+  /// block, or `visit(RangeView const&)` for every range of the arena. `visit` is called under the
+  /// lock and must not call the allocator. `BlockRecord` is internal and may change in any version.
   template <class Visit>
   void for_each_block(Visit visit) const {
     std::lock_guard const guard{monitor_};
@@ -567,12 +583,12 @@ class DeviceAllocator {
     std::lock_guard const guard{monitor_};
     std::as_const(arena_).for_each_range(visit);
   }
-  /// The bytes of the device that a block of `size_bytes` takes up while it is there: what `stats`
-  /// counts.
+  /// Returns how many bytes of device memory a resident block of `size_bytes` takes up:
+  /// `size_bytes` rounded up to the arena's granule or page. `stats` counts these.
   [[nodiscard]] std::size_t rounded_bytes(std::size_t size_bytes) const noexcept {
     return arena_.rounded_bytes(size_bytes);
   }
-  /// How many threads wait for leases or copies of other threads now.
+  /// Returns how many threads are waiting now for leases or copies of other threads.
   [[nodiscard]] std::size_t waiting_threads() const {
     std::lock_guard const guard{monitor_};
     return monitor_.waiting_count();
@@ -585,7 +601,8 @@ class DeviceAllocator {
   using Exclusive = typename Monitor::Exclusive;
   using Elsewhere = typename Monitor::Elsewhere;
 
-  /// One call: holds the lock while it lives, and then tells the observer what was done.
+  /// Brackets a public call: holds the lock during the call, and at its end destroys recipes that
+  /// have ended and passes records to the observer, both without the lock.
   class Call {
    public:
     explicit Call(DeviceAllocator& allocator) : allocator_{allocator} {
@@ -597,10 +614,10 @@ class DeviceAllocator {
       while (allocator_.blocks_.recipes().has_dead()) {
         detail::Recipe::Make dead = allocator_.blocks_.recipes().take_dead();
         typename Monitor::Unlocked const unlocked{allocator_.monitor_};
-        dead = nullptr;  // what it holds may call the allocator when it ends
+        dead = nullptr;  // destructors of what it owns may call the allocator
       }
       if constexpr (observer_type::is_enabled) {
-        // Inside of the call: a fork must find no lock of the observer taken.
+        // Before `end_call`, so that no fork happens while the observer's own lock is taken.
         typename Monitor::Unlocked const unlocked{allocator_.monitor_};
         allocator_.journal_.tell_observer();
       }
@@ -611,7 +628,7 @@ class DeviceAllocator {
     DeviceAllocator& allocator_;
   };
 
-  /// Puts leases where the caller expects them, as they are granted.
+  /// Called for each lease that is granted: stores it in the caller's array.
   struct Granted {
     DeviceAllocator* allocator;
     lease_type* leases;
@@ -628,7 +645,8 @@ class DeviceAllocator {
   [[nodiscard]] static std::uint64_t count_of(std::chrono::nanoseconds cost) noexcept {
     return static_cast<std::uint64_t>(std::max<std::int64_t>(0, cost.count()));
   }
-  /// Returns a recipe's callable as the pager keeps it, which does not know the type of streams.
+  /// Wraps a recipe's callable so that it takes a pointer to the stream: the pager stores callables
+  /// without knowing the type of streams.
   template <class Make>
   [[nodiscard]] static detail::Recipe::Make on_any_stream(Make make) {
     return [make = std::move(make)](
@@ -655,10 +673,10 @@ class DeviceAllocator {
     }
   }
 
-  /// The time of a search is the program's, unless the device has enough to do meanwhile. Most
-  /// searches find nothing better in the end, so one may take a quarter of the time that it may
-  /// save. Where nothing can leave, room that is not found is an error, and a search may take its
-  /// time.
+  /// Returns `ArenaOptions::bytes_per_look`, which limits how long a search for room may take. A
+  /// search delays the program, and most searches find nothing better in the end, so a search may
+  /// take a quarter of the time that it could save. Without swapping, failing to find room is an
+  /// error, so the search is not limited.
   static double bytes_per_look(PagerOptions const& options) noexcept {
     constexpr double seconds = 4 * 20e-9;  // a look takes 20 ns
     return options.swapping ? options.device_bytes_per_second / 2 * seconds : 0;
@@ -676,7 +694,7 @@ class DeviceAllocator {
             .bytes_per_look = bytes_per_look(options.paging)};
   }
 
-  /// Gives the arena what it takes: the order of streams if it maps, policies if it has any.
+  /// Constructs the arena: with `order_` if it maps memory, and with the policies that it takes.
   Arena make_arena(Options& options) {
     if constexpr (MappingArena<Arena>) {
       return make_arena(options, *device_, order_);
@@ -706,7 +724,8 @@ class DeviceAllocator {
     }
   }
 
-  /// Where device and host have one memory nothing is swapped unless a file is named.
+  /// Returns the options of the host pool with defaults filled in. On a device that shares the
+  /// host's memory there is no default tier: nothing is swapped unless a file is named.
   static HostPoolOptions host_options([[maybe_unused]] device_type const& device,
                                       Options const& options) {
     HostPoolOptions host = options.host;
@@ -865,20 +884,21 @@ void DeviceAllocator<Policies>::release_all(std::span<lease_type> leases) noexce
   for (lease_type& lease : leases) {
     if (is_exact_event_wanted && !lease.empty() &&
         std::exchange(recorded, lease.record_.stream) != lease.record_.stream) {
-      record_exactly(recorded);  // no device call for a stream that was recorded before in between
+      record_exactly(recorded);  // makes no device call if an event already covers the stream
     }
     lease.forget();
   }
 }
 
-/// Records an event of what has been enqueued on `stream`, so that who waits for it waits for
-/// nothing that is enqueued later. Called with the lock, which is released meanwhile.
+/// Records an event on `stream` now, so that those who later wait for the work enqueued so far do
+/// not also wait for work that is enqueued after it. Called with the lock, which is released
+/// meanwhile.
 template <PolicySet Policies>
 void DeviceAllocator<Policies>::record_exactly(StreamIndex stream) noexcept {
   typename Monitor::Unlocked const unlocked{monitor_};
   try {
     order_.record(stream);
-  } catch (...) {  // NOLINT(bugprone-empty-catch): a thread that waits records a later event
+  } catch (...) {  // NOLINT(bugprone-empty-catch): whoever waits will record an event instead
   }
 }
 
@@ -933,8 +953,8 @@ bool DeviceAllocator<Policies>::extend_recipe(lease_type const& lease,
   return is_extended;
 }
 
-/// Waits until the blocks are settled. @throws ContractViolation if the one cannot have a recipe
-/// that makes it from the others
+/// Waits until `id` and the operands are not in transit. @throws ContractViolation if `id` cannot
+/// have a recipe with these operands
 template <PolicySet Policies>
 void DeviceAllocator<Policies>::check_recipe(BlockId id, std::span<BlockId const> operands) {
   auto const settle = [this](BlockId one) {
@@ -942,7 +962,7 @@ void DeviceAllocator<Policies>::check_recipe(BlockId id, std::span<BlockId const
     blocks_.wait_until_settled(one, nullptr);
   };
   std::for_each(operands.begin(), operands.end(), settle);
-  settle(id);  // last: while another is waited for, it may begin to leave again
+  settle(id);  // last, since it may begin to leave again while an operand is waited for
   auto const has_bytes = [this](BlockId one) { return blocks_.expect(one).has_contents(); };
   expects(has_bytes(id) && std::all_of(operands.begin(), operands.end(), has_bytes),
           "a recipe is given once the block and its operands have been written");
@@ -987,14 +1007,14 @@ void DeviceAllocator<Policies>::set_capacity(std::size_t bytes) {
   try {
     reclaimer_.fit_capacity();
   } catch (...) {
-    if (arena_.capacity_bytes() == wanted) {  // else another thread has set it meanwhile
+    if (arena_.capacity_bytes() == wanted) {  // false if another thread has set it meanwhile
       arena_.set_capacity(before);
       monitor_.notify_release();
     }
     throw;
   }
   blocks_.plan();
-  monitor_.notify_release();  // a thread that waits for room looks for it again
+  monitor_.notify_release();  // wakes threads that wait for room
 }
 
 template <PolicySet Policies>

@@ -25,60 +25,63 @@
 
 namespace spillway {
 
-/// Memory whose capacity can be changed while it is used: a `DeviceAllocator`, or what an adapter
-/// for a framework makes of one.
+/// Memory whose capacity can be changed while it is in use: a `DeviceAllocator`, or an adapter that
+/// wraps one for a framework.
 ///
 /// | expression                 | must                                                          |
 /// |----------------------------|---------------------------------------------------------------|
 /// | `m.stats()`                | return its `Stats`                                            |
 /// | `m.set_capacity(bytes)`    | do as `DeviceAllocator::set_capacity` does                    |
 ///
-/// Both may be called by any thread.
+/// Both functions must be thread-safe.
 template <class M>
 concept LimitedMemory = requires(M& memory, M const& constant, std::size_t bytes) {
   { constant.stats() } -> std::convertible_to<Stats>;
   memory.set_capacity(bytes);
 };
 
-/// How a program takes part in sharing a device.
+/// Options of `DeviceShare`: how a program takes part in sharing a device.
 struct ShareOptions {
-  /// By which the programs find each other: any path that all of them can open, best in memory
-  /// (`/dev/shm/NAME`). It is made if it is not there, for its owner alone, and stays.
+  /// The file by which the programs find each other: any path that all of them can open, best in
+  /// memory (`/dev/shm/NAME`). A file that does not exist is created with permissions for its owner
+  /// only. It is not removed at the end.
   std::string file;
-  /// Promised, whatever the others want: at least what one operation of the program needs at once,
-  /// if it must never wait for others.
+  /// The bytes that this program is promised, whatever the others want. If the program must never
+  /// wait for others, this is at least what one of its operations needs at once.
   std::size_t least_bytes = 32_MiB;
-  /// Of two programs that both want more than there is, one with twice the weight gets twice as
-  /// much.
+  /// If two programs together want more than there is, the one with twice the weight gets twice as
+  /// much. Greater than 0.
   double weight = 1;
-  /// How often the program looks what the others want. 0: whenever it calls `update`.
+  /// How often the program's thread checks what the others want. 0: there is no thread, and the
+  /// program checks when it calls `update`.
   std::chrono::milliseconds period{20};
-  /// A program that has leased nothing for so long is not at work. What it holds beyond
-  /// `least_bytes` is for those that are, if they want it.
+  /// A program that has leased nothing for this time counts as idle. What it holds beyond
+  /// `least_bytes` goes to programs that are not idle, if they want it.
   std::chrono::milliseconds idle_after{2000};
-  /// How long `retry` waits for others to give up memory.
+  /// How long the constructor, `retry` and `claim` wait for others to give up memory.
   std::chrono::milliseconds patience{10'000};
 };
 
-/// What became of a claim: `DeviceShare::claim`.
+/// The result of `DeviceShare::claim`.
 enum class ClaimResult : std::uint8_t {
-  granted,       ///< the memory is there
-  refused,       ///< there is not so much in all, or others did not give it up in time
-  is_in_the_way  ///< a claim that comes first waits for what leases of this program hold
+  granted,       ///< the capacity is at least the claim now
+  refused,       ///< the claim exceeds the whole capacity, or others did not give it up in time
+  is_in_the_way  ///< another program lacks memory that leases of this program hold
 };
 
-/// A program's share of a device that other programs use, too.
+/// Lets several programs share one device: adjusts the capacity of this program's memory to its
+/// share while the program runs.
 ///
-/// The programs divide one capacity by what each wants, so that one that is alone, or the only one
-/// at work, has all of it, and two that are at work have their fair shares. A share changes while
-/// the program runs: `DeviceShare` lowers and raises the capacity of its memory, so that blocks
-/// leave and come back as under any other capacity. A program that holds more than its share gives
-/// the excess up before others take it, so together they never use more than the capacity. One that
-/// ends, however that is, gives back all it had. docs/sharing.md says how shares are found.
+/// The programs divide one capacity by what each of them wants. A program that is alone, or the
+/// only one that is not idle, has all of it; otherwise each has its fair share. When a share
+/// shrinks, `DeviceShare` lowers the capacity of the memory, and blocks are swapped out. A program
+/// gives up what exceeds its share before others take it, so together they never use more than the
+/// capacity. A program that ends, even by a crash, gives back all that it had. docs/sharing.md says
+/// how shares are computed.
 ///
-/// Every program makes its memory with the same capacity, that of all of them together, and joins
-/// before it has allocated much. Memory that grows in place, or is taken in pages, is given up as
-/// far as another program lacks it; other memory only where a whole reservation is free.
+/// Every program must make its memory with the same capacity, which is that of all programs
+/// together, and should make its `DeviceShare` before it has allocated much. Memory that grows in
+/// place or maps pages can be given up in any amount; other memory only in whole free reservations.
 ///
 /// ```cpp
 /// DeviceAllocator<> memory{
@@ -87,21 +90,22 @@ enum class ClaimResult : std::uint8_t {
 /// auto const lease = share.retry([&] { return tensor.acquire_write(stream); });
 /// ```
 ///
-/// Threads  thread-safe. A thread of its own looks at the others, unless the period is 0.
-/// Errors   what goes wrong on that thread is thrown by the next `update`, `claim` or `members`.
-/// Fork     a child takes no part: its memory keeps the capacity that it has then.
-/// @tparam Clock  tells how long the program has leased nothing
+/// Threads  thread-safe. The object runs a thread that calls `update`, unless the period is 0.
+/// Errors   an exception on that thread is rethrown by the next `update`, `claim` or `members`.
+/// Fork     a forked child takes no part: its memory keeps the capacity that it had at the fork.
+/// @tparam Clock  measures how long the program has leased nothing
 template <LimitedMemory Memory, class Clock = std::chrono::steady_clock>
 class DeviceShare {
  public:
-  /// Joins: what is in memory beyond `least_bytes` leaves it, until it is known how much of it this
-  /// program may use. Waits for at most `patience` until there are `least_bytes`. `memory` is not
-  /// owned and must outlive this object; its capacity is what the programs share.
+  /// Joins the programs that share `options.file`. The present capacity of `memory` is what the
+  /// programs share. The constructor lowers it to `least_bytes`, so blocks beyond that are swapped
+  /// out, and waits on the host for at most `patience` until the others have left `least_bytes` to
+  /// this program. `memory` is not owned and must outlive this object.
   ///
-  /// @throws ContractViolation if the programs that are there share another capacity, or are
-  ///         promised so much that `least_bytes` are not left; std::system_error if the file cannot
-  ///         be used; OutOfDeviceMemory if the others do not give up what this one is promised, or
-  ///         if leases hold more than that in memory; and as `update`
+  /// @throws ContractViolation if the other programs share another capacity, or are promised so
+  ///         much that `least_bytes` are not left; std::system_error if the file cannot be used;
+  ///         OutOfDeviceMemory if the others do not give up what this program is promised, or if
+  ///         its leases hold more than that; and as `update`
   DeviceShare(Memory& memory, ShareOptions options)
       : memory_{memory},
         options_{std::move(options)},
@@ -126,12 +130,13 @@ class DeviceShare {
   }
   DeviceShare(DeviceShare const&) = delete;
   DeviceShare& operator=(DeviceShare const&) = delete;
-  /// Leaves. The memory keeps the capacity that it has then; it should end, too.
+  /// Leaves: what this program held is free for the others. The memory keeps its present capacity
+  /// and should be destroyed, too, since the others now count on that memory.
   ~DeviceShare() {
     if (!table_.is_own()) {
-      if (thread_.joinable()) {  // of the parent: the child has no such thread
+      if (thread_.joinable()) {  // the thread exists in the parent only
         thread_.detach();
-        new (&changed_) std::condition_variable;  // the old one has a waiter that does not exist
+        new (&changed_) std::condition_variable;  // the old one would wait for the parent's thread
       }
       return;
     }
@@ -145,9 +150,9 @@ class DeviceShare {
     }
   }
 
-  /// Tells the others what this program wants, and follows what they want: lowers the memory's
-  /// capacity if another program lacks what this one has beyond its share, and raises it to what
-  /// is free of its own. Memory that leases keep from leaving is given up later.
+  /// Tells the other programs what this one wants, and adjusts the capacity of the memory: lowers
+  /// it if another program lacks what this one has beyond its share, and raises it to what this
+  /// program may use now. Memory of leased blocks is given up by a later call.
   ///
   /// @throws std::system_error, DeviceError, FileTierError: the share is then as it was
   /// @stream as `DeviceAllocator::set_capacity`
@@ -160,8 +165,9 @@ class DeviceShare {
     (void)update_locked();
   }
 
-  /// Calls `act`, which acquires or allocates, and returns what it does. If it finds no room, and a
-  /// larger share would have it, asks the others for that and calls `act` again once it is there.
+  /// Calls `act`, which acquires or allocates, and returns its result. If `act` throws
+  /// OutOfDeviceMemory and a larger share could help, claims that share, waits on the host until
+  /// the others have given it up, and calls `act` again.
   ///
   /// @throws OutOfDeviceMemory if the whole capacity would not do, or the others did not give up
   ///         enough within `patience`; and as `act` and `update`
@@ -182,11 +188,11 @@ class DeviceShare {
     }
   }
 
-  /// Keeps what this program claims from ending while the call is under way that it is claimed for,
-  /// however long that takes. Otherwise another program could have the memory before the call has
-  /// used it. It must end before the share does.
+  /// Scope guard around the call for which this program has made a claim: the claim does not expire
+  /// while the guard exists. Without it another program could get the memory before the call has
+  /// used it. It must be destroyed before the `DeviceShare`.
   ///
-  /// Cost  a mutex to begin and to end it. Does nothing in a forked child.
+  /// Cost  locks a mutex at its beginning and its end. Does nothing in a forked child.
   class ClaimHold {
    public:
     explicit ClaimHold(DeviceShare& share) : share_{share}, lasts_longer_{true} {
@@ -195,15 +201,16 @@ class DeviceShare {
         ++share.holds_;
       }
     }
-    /// For a call that needs as much as `bytes` and cannot begin anew once it runs: claims them, or
-    /// all that no other program is promised, before it begins, unless they are promised or claimed
-    /// already, and waits until they are there, for as long as `claim` does. A claim serves calls
-    /// that begin while it is younger than `idle_after`. The next call waits until these have ended
-    /// and then claims after all other programs, so that programs whose calls do not fit beside
-    /// each other take turns.
+    /// For a call that needs up to `bytes` and cannot be repeated once it has begun: claims them in
+    /// advance, and waits on the host until they are there, at most as long as `claim` does. It
+    /// claims less if other programs are promised the rest, and nothing if this program is promised
+    /// or has claimed as much already.
     ///
-    /// The caller holds no leases, and no call that has begun waits for it.
+    /// One claim serves all calls that begin within `idle_after`. The next call waits until these
+    /// have ended and then claims behind all other programs. So programs whose calls do not fit
+    /// beside each other take turns.
     ///
+    /// @pre    the caller holds no leases, and no call that has begun waits for this one
     /// @throws as `update`
     ClaimHold(DeviceShare& share, std::size_t bytes) : share_{share} {
       if (share.table_.is_own()) {
@@ -221,30 +228,32 @@ class DeviceShare {
 
    private:
     DeviceShare& share_;
-    bool lasts_longer_ = false;  // than this object
+    bool lasts_longer_ = false;  // the claim goes on for `idle_after` when this object ends
   };
 
-  /// What to claim for a call that has failed: room for what it had in use and asked for, and more
-  /// than there was then. The share may have grown since.
+  /// Returns how much to claim for a call that has failed: the bytes that were leased plus those
+  /// requested, but at least more than the capacity was then. The share may have grown since.
   [[nodiscard]] static std::size_t bytes_to_claim(MemoryReport const& failure) noexcept {
     return std::max<std::size_t>(failure.leased_bytes + failure.requested_bytes,
                                  failure.capacity_bytes + 1);
   }
 
-  /// Claims a share of at least `bytes`, for a call that has failed with less, and waits until it
-  /// is there. The claim comes before what others merely want, after claims that are older, and
-  /// ends when nothing has been claimed for `idle_after`, and no `ClaimHold` keeps it. So two
-  /// programs whose operations do not fit beside each other take turns.
+  /// Claims a share of at least `bytes`, for a call that has failed with less, and waits on the
+  /// host for at most `patience` until it is there. Claims are served in the order of their age,
+  /// before what programs merely want. A claim expires `idle_after` after the last one was made,
+  /// unless a `ClaimHold` exists. So two programs whose operations do not fit beside each other
+  /// take turns.
   ///
-  /// @param gives_way  do not wait while leases of this program keep another claim from being met,
-  ///                   since the caller can release them. Otherwise the claim becomes *firm* then:
-  ///                   it comes before older claims that are not, so that a call that can give way
-  ///                   does. If all are firm, it waits half of `patience`, so that one of two
-  ///                   programs that wait for each other goes on
-  /// @returns whether there are so many bytes
+  /// @param gives_way  what to do if leases of this program keep another program from getting its
+  ///                   share. True: return `is_in_the_way` at once, so that the caller can release
+  ///                   them. False: the claim becomes *firm*, that is, it comes before older claims
+  ///                   that are not, so that calls that can give way do so. If the other claim is
+  ///                   firm, too, and older, wait for half of `patience` only, so that two programs
+  ///                   do not wait for each other for long
+  /// @returns `granted` if the capacity is at least `bytes` now; `refused` in a forked child, too
   /// @throws  as `update`
   ClaimResult claim(std::size_t bytes, bool gives_way = false) {
-    if (!table_.is_own()) {  // before locks, which threads of the parent may have had
+    if (!table_.is_own()) {  // before any lock: the parent's threads may have held it at the fork
       return ClaimResult::refused;
     }
     std::scoped_lock const one_at_a_time{claiming_};
@@ -279,11 +288,11 @@ class DeviceShare {
     }
   }
 
-  /// The capacity that the memory has now.
+  /// Returns the capacity that the memory has now. Does not wait for other calls.
   [[nodiscard]] std::size_t capacity_bytes() const noexcept { return capacity_bytes_; }
-  /// All programs that share the device; none in a forked child.
+  /// Returns all programs that share the device; none in a forked child.
   ///
-  /// @throws std::system_error, std::bad_alloc; what went wrong on the thread
+  /// @throws std::system_error, std::bad_alloc; the exception of the thread, if there was one
   [[nodiscard]] std::vector<ShareMember> members() {
     if (!table_.is_own()) {
       return {};
@@ -294,9 +303,9 @@ class DeviceShare {
   }
 
  private:
-  /// @param lasts_longer  whether the claim goes on for `idle_after` from now on
+  /// Ends a hold of the claim. The caller holds the lock.
   ///
-  /// The caller holds the lock.
+  /// @param lasts_longer  whether the claim goes on for `idle_after` from now on
   void end_hold(bool lasts_longer) noexcept {
     if (lasts_longer) {
       claim_ends_ = Clock::now() + options_.idle_after;
@@ -316,28 +325,28 @@ class DeviceShare {
     return std::max(options_.period, std::chrono::milliseconds{1});
   }
 
-  /// Begins a hold of a claim of at least `bytes`.
+  /// Claims `bytes` if need be, as the constructor of `ClaimHold` says, and begins a hold.
   void begin_call(std::size_t bytes) {
     std::unique_lock guard{mutex_};
     throw_noted();
     std::size_t const most = claimable_bytes_ / granule_bytes * granule_bytes;
     std::size_t const needed =
         std::min(round_up(std::min(bytes, most_bytes_), granule_bytes), most);
-    if (claimed_bytes_ > most) {  // a program has joined since
+    if (claimed_bytes_ > most) {  // a program has joined since, and is promised a part of it
       claimed_bytes_ = needed;
     }
     if (needed > least_bytes()) {
       end_turn(guard, needed);
       if (claimed_bytes_ < needed || capacity_bytes_ < needed) {
         guard.unlock();
-        (void)claim(needed);  // if it is refused, what there is may do
+        (void)claim(needed);  // if it is refused, the present capacity may still suffice
         guard.lock();
       }
     }
     ++holds_;
   }
-  /// If the claim has lasted for long enough, waits until no call uses it, and lets those of others
-  /// come first. The caller holds the lock, `guard`.
+  /// If the claim is older than `idle_after`, waits until no call uses it and renews it behind the
+  /// claims of all other programs. The caller holds the lock, `guard`.
   void end_turn(std::unique_lock<std::mutex>& guard, std::size_t needed_bytes) {
     auto const is_over = [&] { return claimed_bytes_ != 0 && Clock::now() >= claim_ends_; };
     auto const start = std::chrono::steady_clock::now();
@@ -374,14 +383,15 @@ class DeviceShare {
     }
   }
 
-  /// Throws what went wrong on the thread, once. The caller holds the lock.
+  /// Rethrows the exception of the thread, if there was one, once. The caller holds the lock.
   void throw_noted() {
     if (auto const error = std::exchange(error_, nullptr)) {
       std::rethrow_exception(error);
     }
   }
 
-  /// @returns false if another program lacks what leases of this one hold
+  /// As `update`. The caller holds the lock. @returns false if another program lacks memory that
+  /// leases of this one hold
   bool update_locked() {
     Stats const now = memory_.stats();
     auto const time = Clock::now();
@@ -402,9 +412,10 @@ class DeviceShare {
     return advice.keep_bytes == advice.held_bytes || give_up(advice.keep_bytes);
   }
 
-  /// Lowers the capacity to `bytes`, or to what leases hold. A capture may keep it as it is.
+  /// Lowers the capacity to `bytes`, or to what leases hold if that is more. While a stream is
+  /// being captured the capacity may stay as it is.
   ///
-  /// @returns whether all that is beyond it has been given up
+  /// @returns whether all memory beyond `bytes` has been given up
   bool give_up(std::size_t bytes) {
     bool is_given_up = true;
     try {
@@ -426,17 +437,18 @@ class DeviceShare {
       return false;
     }
     capacity_bytes_ = bytes;
-    // What leases hold in place is still reserved. It is given up by a later call.
+    // Leased blocks may keep memory beyond the capacity reserved. A later call gives it up.
     std::size_t const held = std::max<std::size_t>(bytes, memory_.stats().reserved_bytes);
     table_.shrink(held);
     return is_given_up && held == bytes;
   }
 
-  /// The most bytes that existed at once, wherever they were, in this stretch of time or the last.
-  /// A stretch has a whole step of a program that marks its steps: what a step needs at its height
-  /// is wanted in its valleys, too, or the memory would go from one program to another and back.
+  /// Returns how many bytes this program wants: the peak of its allocated bytes, on the device or
+  /// not, in the present and the last stretch of time. A stretch contains a whole step if the
+  /// program marks its steps. So the program also wants the peak of a step while it needs less;
+  /// otherwise memory would be handed back and forth within each step.
   [[nodiscard]] std::uint64_t find_wanted(Stats const& now, typename Clock::time_point time) {
-    constexpr int most_stretches = 16;  // that a long step is waited for
+    constexpr int most_stretches = 16;  // a longer step is not waited for
     auto const passed = time - stretch_began_;
     bool const has_whole_step = now.steps == 0 || now.steps >= steps_before_ + 2;
     if (passed >= options_.idle_after &&
@@ -459,15 +471,15 @@ class DeviceShare {
   std::condition_variable changed_;
   std::exception_ptr error_;
   std::size_t claimed_bytes_ = 0;
-  bool is_firm_ = false;   // the claim: a call that cannot give way has waited for it
-  std::size_t holds_ = 0;  // of the claim: while it is waited for, and while it is used
+  bool is_firm_ = false;   // whether a call that cannot give way has waited for the claim
+  std::size_t holds_ = 0;  // calls that wait for the claim or use it
   std::size_t claimable_bytes_ = 0;
-  std::size_t waiting_calls_ = 0;  // until there are no holds
+  std::size_t waiting_calls_ = 0;  // calls that wait in `end_turn` until there are no holds
   typename Clock::time_point claim_ends_ = Clock::now();
   std::uint64_t leases_seen_ = 0;
   typename Clock::time_point last_active_ = Clock::now();
   typename Clock::time_point stretch_began_ = Clock::now();
-  std::uint64_t steps_before_ = 0;  // this stretch of time
+  std::uint64_t steps_before_ = 0;  // steps when this stretch of time began
   std::uint64_t wanted_ = 0;
   std::uint64_t wanted_before_ = 0;
   bool is_ending_ = false;

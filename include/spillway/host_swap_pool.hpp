@@ -36,40 +36,43 @@
 
 namespace spillway {
 
-/// Holds swapped-out bytes in host memory: pinned memory first, then pageable memory, then a file.
+/// Stores swapped-out bytes on the host: in pinned memory first, then in pageable memory, then in a
+/// file.
 ///
 /// `DeviceAllocator` has one, and it can be used without any other part of the library: take a
 /// slot, `write` device memory to it, `read` it back, give it back.
 ///
-/// Shape    a slot holds up to `size_bytes` bytes, in one piece or scattered over a tier.
-/// Threads  thread-safe. One slot: several reads at once, or one write, or `give_back`. The pool's
-///          lock is never held across a device call, a system call or a copy.
-/// Streams  `write` and `read` enqueue and return; nothing waits on the host for the device. The
-///          two slower tiers go through pinned staging, chunk by chunk. Memory copies and file
-///          calls run on the host in the order of a stream of the pool, one for each direction:
-///          while one chunk is written to the file the next one leaves the device. They are host
-///          functions of the stream or, on a `HostWorkApi`, run on threads that hold up no other
-///          stream.
-/// Order    every slot carries the fences of its own transfers, and of those that used its memory
-///          before; each transfer waits, on a stream, for what it must come after.
-/// Growth   a tier grows by slabs, when there is no room: by the 32nd part of what is in use, or by
-///          what one slot lacks. On a `SlowPinningApi` a thread of the pool pins the next slab
-///          ahead of need, once the pool is in use: as soon as less than half a slab, or than the
-///          64th part of what is in use, is free. So what is taken is at most 1.05 times what was
-///          in use at once, from 64 MiB on.
-/// Codecs   a slot can have one (`coding`, `try_take`): it is taken for the worst case, takes one
-///          write, and then becomes as long as what it holds. A `StreamCodec` runs on the device,
-///          on the caller's stream, for slots in pinned memory. Another one is a host function. On
-///          an `AddressableApi` it reads device memory: on the caller's stream, or, where the slot
-///          is in the file, on the pool's, so that what then overwrites the device range has to
-///          wait for `Transfer::device_done`, on the caller's stream, too. On other devices it
-///          works on what is staged, for the two slower tiers, where chunks have 64 KiB or more.
-/// Direct   where the file's queues reach the device (`DeviceFileQueueApi`), slots of 256 KiB and
-///          more without a codec go straight between the two, unless bytes have checksums.
-/// Failure  a write that the file refuses loses nothing: the bytes stay in memory, and the tier
-///          takes no new slots. Bytes of a direct write that fails, and bytes that the file does
-///          not give back, are lost; `check` and the next transfer of that slot say so, and all
-///          others stay intact.
+/// Shape    a slot holds up to `size_bytes` bytes, in one piece or in several pieces of one tier.
+/// Threads  thread-safe. For one slot: several reads at once, or one write, or `give_back`. The
+///          pool's lock is never held across a device call, a system call or a copy.
+/// Streams  `write` and `read` enqueue work and return without waiting for the device. Transfers of
+///          the two slower tiers go through pinned staging chunks. The memory copies and file calls
+///          behind a chunk run on the host in the order of a stream of the pool, one stream for
+///          each direction, so that one chunk is written to the file while the next one leaves the
+///          device. They are host functions of that stream or, on a `HostWorkApi`, run on a thread
+///          of their own, so that they do not delay the host functions of other streams.
+/// Order    every slot has the fences of its own transfers and of those that used its memory
+///          before. Each transfer makes its stream wait for the fences that it must come after.
+/// Growth   when a tier has no room it grows by a slab: by 1/32 of what is in use, or by what one
+///          slot lacks. On a `SlowPinningApi` a thread of the pool pins the next slab ahead of
+///          need, once the pool is in use, as soon as less than half a slab, or less than 1/64 of
+///          what is in use, is free. So from 64 MiB on, the pool takes at most 1.05 times the peak
+///          of what was in use.
+/// Codecs   a slot can have a codec (`coding`, `try_take`). It is taken with room for the worst
+///          case, can be written once, and then shrinks to the encoded size. A `StreamCodec` runs
+///          on the device, on the caller's stream, for slots in pinned memory. Any other codec runs
+///          in a host function. On an `AddressableApi` that function accesses device memory
+///          directly. It runs on the caller's stream, except that for a slot in the file it runs on
+///          the pool's stream: work on any stream that then overwrites the device range must wait
+///          for `Transfer::device_done`. On other devices it encodes staged bytes, in the two
+///          slower tiers, if chunks have 64 KiB or more.
+/// Direct   if the file's queues can access the device (`DeviceFileQueueApi`), slots of 256 KiB or
+///          more without a codec are transferred between file and device without staging, unless
+///          checksums are on.
+/// Failure  if the file refuses a write, nothing is lost: the bytes stay in memory, and the file
+///          tier takes no new slots. The bytes of a direct write that fails, and bytes that the
+///          file does not give back, are lost. `check` and the next transfer of that slot then
+///          throw; other slots are not affected.
 template <DeviceApi Device, FileIoApi FileIo = SystemFileIo>
 class HostSwapPool {
  public:
@@ -78,16 +81,16 @@ class HostSwapPool {
 
   static constexpr bool is_thread_safe = true;
 
-  /// Opens the file, reserves the staging and the initial pinned memory. `device` and `order` are
-  /// not owned and must outlive the pool. A pinned tier that starts smaller than asked is not an
-  /// error: `stats` tells.
+  /// Opens the file, and reserves the staging chunks and the initial pinned memory. `device` and
+  /// `order` are not owned and must outlive the pool. It is no error if less pinned memory can be
+  /// reserved than asked for: `stats` tells how much there is.
   ///
-  /// @throws FileTierError where the file cannot be made, naming it and the system's reason
-  /// @throws OutOfHostMemory where a slower tier finds no pinned memory to stage through
-  /// @throws ContractViolation for a file tier without a path, for a slower tier whose staging is
-  ///         not within its limits, or on a device that only plans and holds no bytes, and for a
-  ///         tier of memory on a device that has the host's memory (`SharedMemoryApi`);
-  ///         DeviceError
+  /// @throws FileTierError if the file cannot be made, naming it and the system's reason
+  /// @throws OutOfHostMemory if there is no pinned memory for the staging of a slower tier
+  /// @throws ContractViolation for a file tier without a path, for a slower tier whose staging
+  ///         options are out of range or whose device holds no bytes (`ByteHoldingApi`), and for a
+  ///         pinned or pageable tier on a device that shares the host's memory
+  ///         (`SharedMemoryApi`); DeviceError
   HostSwapPool(Device& device,
                StreamOrder<Device>& order,
                HostPoolOptions options,
@@ -97,11 +100,11 @@ class HostSwapPool {
   /// Waits on the host until no copy touches the pool's memory any more.
   ~HostSwapPool();
 
-  /// The name of a codec that blocks with this tag are written with. A codec that loses no bits is
-  /// tried, and given up for a tag where it does not make them fewer. `Identity` has the
-  /// name `CodingId{}`.
+  /// Returns the id by which `try_take` is told to use codec `C` for a block with this tag. For
+  /// each tag the pool measures whether a lossless codec makes blocks smaller, and stops using it
+  /// if not. The id of `Identity` is `CodingId{}`.
   ///
-  /// @throws std::bad_alloc; OutOfDeviceMemory and DeviceError, if it works in device memory
+  /// @throws std::bad_alloc; OutOfDeviceMemory and DeviceError, if the codec needs device memory
   template <Codec C>
   [[nodiscard]] CodingId coding([[maybe_unused]] std::uint64_t tag = 0) {
     if constexpr (StreamCodec<C, Device>) {
@@ -115,8 +118,9 @@ class HostSwapPool {
       return {};
     }
   }
-  /// Returns the part of its bytes that a block takes in its slot, and on the link, as far as
-  /// known.
+  /// Return the encoded size of blocks with this id as a fraction of their size, by the blocks that
+  /// were encoded so far: in their slots (`stored_share`) and on the link (`link_share`). 1 if
+  /// nothing is known yet.
   [[nodiscard]] double stored_share(CodingId coding) const {
     std::scoped_lock const lock{mutex_};
     return codecs_.stored_share(coding);
@@ -126,9 +130,10 @@ class HostSwapPool {
     return codecs_.link_share(coding);
   }
 
-  /// A slot for `bytes` bytes in the first tier that has room without growing, with that codec if
-  /// it is any use there. No device call.
+  /// Takes a slot for `bytes` bytes in the first tier that has room without growing. The slot gets
+  /// the codec if that works in this tier and has not been given up. Makes no device call.
   ///
+  /// @returns the slot; nothing if no tier has room
   /// @throws std::bad_alloc, with nothing changed
   /// @cost   O(1) unless tiers are nearly exhausted, then O(free ranges)
   [[nodiscard]] std::optional<HostSlotId> try_take(std::size_t bytes, CodingId coding = {}) {
@@ -140,16 +145,16 @@ class HostSwapPool {
     return slot;
   }
 
-  /// Makes some tier able to hold `bytes`: pins a slab, maps memory, or extends the file, whose
-  /// room on the disk is then certain. One thread grows at a time and the others wait for it.
+  /// Makes room for a slot of `bytes` in some tier: pins a slab, maps memory, or extends the file
+  /// by space that is allocated on the disk. Waits on the host while another thread grows a tier.
   ///
   /// @returns true if there is room now, which another thread may take first; false if no tier can
   /// @throws  DeviceError, std::bad_alloc, with nothing changed
   /// @cost    pinning or writing a slab: milliseconds. Not for the hot path
   [[nodiscard]] bool try_grow(std::size_t bytes, CodingId coding = {});
 
-  /// Whether some tier might have room for such a slot, after `try_grow` and once `spare_bytes` of
-  /// what is in use are given back.
+  /// Returns whether some tier might have room for such a slot once it has grown and `spare_bytes`
+  /// of what is in use have been given back.
   [[nodiscard]] bool
   may_take(std::size_t bytes, CodingId coding = {}, std::size_t spare_bytes = 0) const {
     std::scoped_lock const lock{mutex_};
@@ -158,7 +163,7 @@ class HostSwapPool {
     });
   }
 
-  /// Makes new slots begin with `tier`: the faster ones before it take and grow no more.
+  /// Sets the first tier for new slots: faster tiers take no new slots and do not grow any more.
   void set_first_tier(HostTier tier) {
     std::scoped_lock const lock{mutex_};
     ledger_.set_first_tier(tier);
@@ -168,19 +173,19 @@ class HostSwapPool {
     return ledger_.first_tier();
   }
 
-  /// Gives memory, and room in the file, back to the system, slabs that are wholly free, after
-  /// waiting on the host for their last uses.
+  /// Gives slabs of memory and of the file that are wholly free back to the system, after waiting
+  /// on the host for their last uses.
   ///
   /// @returns bytes given back
   /// @throws DeviceError where the wait fails: the next call waits for these slabs again;
   ///         std::bad_alloc
   std::size_t trim_sync();
 
-  /// Frees a slot. The next owner of its memory comes after `last_use` and after the transfers of
-  /// this slot, so `last_use` needs to name only what the pool cannot know.
+  /// Frees a slot. The next use of its memory waits for `last_use` and for the transfers of this
+  /// slot, so `last_use` need only contain work that the pool does not know.
   ///
-  /// @pre  `id` is live and no other call is using it: an invariant where those are checked, and
-  ///       otherwise nothing happens
+  /// @pre  `id` is live and no other call is using it. If not, builds with assertions end the
+  ///       program; others do nothing
   void give_back(HostSlotId id, Fence const& last_use = {}) noexcept {
     std::scoped_lock const lock{mutex_};
     [[maybe_unused]] bool const is_ours = ledger_.give_back(id, last_use);
@@ -220,13 +225,13 @@ class HostSwapPool {
     return request.done;
   }
 
-  /// Several swap-outs at once, in order: as so many calls of `write`, for less.
+  /// Several swap-outs at once, in order. Has the effect of as many calls of `write` and costs
+  /// less.
   ///
-  /// Small transfers of one tier that follow each other are enqueued together: one call of the
-  /// device if it takes batches, one copy where their bytes touch on both sides, one point on the
-  /// stream that all of them are done at. In a slower tier they share a staging chunk and, where
-  /// they are adjacent in the file, one file call. A transfer that would have to wait longer than
-  /// those before it does not hold them up.
+  /// Consecutive small transfers of one tier are enqueued together: in one call if the device takes
+  /// batches (`BatchCopyApi`), as one copy if they are adjacent on both sides, and with one common
+  /// fence. In a slower tier they share a staging chunk and, if they are adjacent in the file, one
+  /// file call. A transfer that has to wait longer than those before it does not delay them.
   ///
   /// @throws as `write`, at the first transfer that fails. `state` in each request says which were
   ///         enqueued; a transfer that is `torn` is as after a `DeviceError` of `write`, those that
@@ -235,21 +240,21 @@ class HostSwapPool {
   void write_all(std::span<TransferRequest> requests, stream_type stream) {
     transfers_.enqueue(SlotAccess::write, requests, stream);
   }
-  /// Several swap-ins at once, in order: as so many calls of `read`, for less. As `write_all`.
+  /// Several swap-ins at once, in order. Works as `write_all`, with `read` in place of `write`.
   void read_all(std::span<TransferRequest> requests, stream_type stream) {
     transfers_.enqueue(SlotAccess::read, requests, stream);
   }
 
-  /// Learns whether transfers of the slot that have run so far have lost bytes.
+  /// Checks whether transfers of the slot that have run so far have lost bytes.
   ///
-  /// @throws FileTierError if so, as often as it is asked; ContractViolation if `id` names no slot
+  /// @throws FileTierError if so, at each call; ContractViolation if `id` names no slot
   void check(HostSlotId id) {
     std::scoped_lock const lock{mutex_};
     slot_io_.throw_if_failed(ledger_.at(id));
   }
 
-  /// Whether the slot may be written, and would be with that codec. Not if it has lost bytes, of
-  /// which its owner is not told here, nor if it has a codec and was written before.
+  /// Returns whether the slot was taken with this codec and may be written. Returns false if it has
+  /// a codec and was written before, and if it has lost bytes (`check` reports that).
   ///
   /// @throws ContractViolation if `id` names no slot
   [[nodiscard]] bool takes_bytes(HostSlotId id, CodingId coding = {}) {
@@ -257,8 +262,8 @@ class HostSwapPool {
     detail::HostSlot const& slot = ledger_.at(id);
     return !slot.failure && slot.wanted == coding && slot.takes_bytes != 0;
   }
-  /// Whether bytes can be lost between slot and device, so that `check` has to be asked: they come
-  /// from a file, or through a codec.
+  /// Returns whether a transfer of the slot can lose bytes after it was enqueued, so that `check`
+  /// has to be called: that is so for slots in the file and for slots with a codec.
   ///
   /// @throws ContractViolation if `id` names no slot
   [[nodiscard]] bool may_lose_bytes(HostSlotId id) {
@@ -267,7 +272,7 @@ class HostSwapPool {
     return slot.tier == HostTier::file || slot.has_codec();
   }
 
-  /// Whether the slot has not given back what was written: `check` would say so.
+  /// Returns whether a read of the slot has lost bytes. `check` throws then.
   ///
   /// @throws ContractViolation if `id` names no slot
   [[nodiscard]] bool has_lost_bytes(HostSlotId id) {
@@ -276,9 +281,9 @@ class HostSwapPool {
     return failure && failure->is_read;
   }
 
-  /// The same as `check(id)` for slots that were given back before their last read ran.
+  /// Does what `check(id)` does for slots that were given back before their last read ran.
   ///
-  /// @throws FileTierError once for what has happened since the last call
+  /// @throws FileTierError if such a slot has lost bytes since the last call, only once
   void check() {
     std::scoped_lock const lock{mutex_};
     if (auto const failure = ledger_.take_orphan_failure()) {
@@ -286,12 +291,13 @@ class HostSwapPool {
     }
   }
 
-  /// @throws ContractViolation if `id` names no slot
+  /// Returns the tier that the slot is in. @throws ContractViolation if `id` names no slot
   [[nodiscard]] HostTier tier(HostSlotId id) {
     std::scoped_lock const lock{mutex_};
     return ledger_.at(id).tier;
   }
-  /// The size asked for, rounded up; with a codec what the slot takes up now.
+  /// Returns how many bytes the slot takes up now: the size asked for, rounded up; if it has a
+  /// codec and was written, the encoded size.
   ///
   /// @throws ContractViolation if `id` names no slot
   [[nodiscard]] std::size_t size_bytes(HostSlotId id) {
@@ -301,14 +307,14 @@ class HostSwapPool {
 
   [[nodiscard]] HostPoolStats stats() const;
 
-  /// Returns how many bytes all tiers that take slots could still hold. That includes growth, but
-  /// not of tiers that the system has refused a slab.
+  /// Returns how many more bytes the tiers that take new slots could hold, including what they may
+  /// still grow. A tier for which the system has refused the last slab does not count as growing.
   [[nodiscard]] std::size_t free_bytes() const {
     std::scoped_lock const lock{mutex_};
     return ledger_.free_bytes();
   }
 
-  /// What errors say where no tier has room for a slot.
+  /// Returns the text for an error that no tier has room for a slot.
   [[nodiscard]] std::string advice_when_full() const {
     std::string advice = "The host pool is full: raise its tiers' capacities or free blocks.";
     if (File const* const file = memory_.file(); file != nullptr && file->refusal() != 0) {
@@ -341,13 +347,13 @@ class HostSwapPool {
     HostSwapPool* pool_;
   };
 
-  /// Slabs that no slot can be in any more, and the uses that they have to outlive.
+  /// Slabs that were removed from the ledger, and the work that must finish before they are freed.
   struct Removed {
     std::vector<typename Memory::Slab> slabs;
     Fence last_uses;
     std::size_t bytes = 0;
 
-    /// There must be room for the slabs of `more`.
+    /// @pre `slabs` has capacity for the slabs of `more`
     void add(Removed more) noexcept {
       std::move(more.slabs.begin(), more.slabs.end(), std::back_inserter(slabs));
       last_uses.add(more.last_uses);
@@ -361,7 +367,7 @@ class HostSwapPool {
     return ledger_.growth_ahead(slab_bytes_) != 0;
   }
   void grow_ahead() noexcept;
-  /// Whether `is_it(tier)` is true for any tier that takes new slots.
+  /// Returns whether `is_it(tier)` is true for any tier from the first tier on.
   template <class Predicate>
   [[nodiscard]] bool any_tier(Predicate const& is_it) const noexcept {
     auto i = static_cast<std::size_t>(ledger_.first_tier());
@@ -374,7 +380,7 @@ class HostSwapPool {
     return any_tier(
         [&](HostTier tier) { return ledger_.can_take(tier, needed_bytes(tier, bytes, coding)); });
   }
-  /// Returns the least bytes of a slot in a tier: where a codec needs more, none is used.
+  /// Returns the least room that a slot needs in a tier, with the codec or without it.
   [[nodiscard]] std::size_t
   needed_bytes(HostTier tier, std::size_t bytes, CodingId coding) const noexcept {
     std::size_t const coded = codecs_.slot_room(coding, bytes).bytes_in(tier);
@@ -387,7 +393,7 @@ class HostSwapPool {
   StreamOrder<Device>* order_;
   std::size_t slab_bytes_;
   int numa_node_;
-  mutable std::mutex mutex_;  // guards what follows, but for what `memory_` and `transfers_` say
+  mutable std::mutex mutex_;  // guards what follows, except as `memory_` and `transfers_` document
   std::condition_variable grown_;  // also signals that growth ahead of need is due
   bool is_growing_ = false;
   bool is_ending_ = false;
@@ -395,7 +401,7 @@ class HostSwapPool {
   Memory memory_;
   detail::SlotIo<FileIo> slot_io_;
   detail::SlotCodecs codecs_;
-  Removed removed_;                                  // by a call of `trim_sync` whose wait failed
+  Removed removed_;                                  // left by a `trim_sync` whose wait failed
   detail::HostTransfers<Device, FileIo> transfers_;  // its host functions use all of the above
   std::thread grower_;                               // runs `grow_ahead`
 };
@@ -470,8 +476,8 @@ HostPoolOptions const& HostSwapPool<Device, FileIo>::checked(Device const& devic
   return options;
 }
 
-/// Reserves pinned memory to begin with, as far as there is any: in one slab if it can be had, else
-/// in smaller ones.
+/// Reserves the initial pinned memory, as much of it as there is: in one slab if possible, else in
+/// smaller ones.
 template <DeviceApi Device, FileIoApi FileIo>
 void HostSwapPool<Device, FileIo>::reserve_pinned(std::size_t bytes) {
   std::unique_lock lock{mutex_};
@@ -520,7 +526,7 @@ bool HostSwapPool<Device, FileIo>::try_grow(std::size_t bytes, CodingId coding) 
 
 template <DeviceApi Device, FileIoApi FileIo>
 std::size_t HostSwapPool<Device, FileIo>::trim_sync() {
-  Removed removed;  // freed without the lock: that is a device call
+  Removed removed;  // freed without the lock, since freeing is a device call
   {
     std::scoped_lock const lock{mutex_};
     std::size_t const most_slabs = removed_.slabs.size() + memory_.slab_count();
@@ -549,8 +555,8 @@ std::size_t HostSwapPool<Device, FileIo>::trim_sync() {
   return removed.bytes;
 }
 
-/// Ends with the pool, or when memory cannot be pinned: `try_grow` tries again when a slot is
-/// needed, and then takes the next tier.
+/// Body of the thread that pins slabs ahead of need. It ends with the pool, or when memory cannot
+/// be pinned; `try_grow` then tries again when a slot is needed, and falls back to the next tier.
 template <DeviceApi Device, FileIoApi FileIo>
 void HostSwapPool<Device, FileIo>::grow_ahead() noexcept {
   std::unique_lock lock{mutex_};

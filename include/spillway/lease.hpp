@@ -18,10 +18,10 @@ namespace detail {
 struct BlockRecord;
 }  // namespace detail
 
-/// The pager's record of a lease that it gave out.
+/// The pager's data about a lease that it gave out; `Lease` holds one.
 struct LeaseRecord {
   BlockId block{};
-  detail::BlockRecord* record = nullptr;  // stays where it is while the block is leased
+  detail::BlockRecord* record = nullptr;  // valid while the block is leased
   StreamIndex stream = StreamIndex::none;
   Access access = Access::read;
   bool is_sole = false;      // no other lease was held when this one was given
@@ -37,13 +37,13 @@ struct LeaseRecord {
 ///
 /// Shape    the block's `size_bytes()` bytes, contiguous, aligned to 256 B.
 /// Threads  thread-compatible; may be released by another thread than the one that acquired it.
-/// Streams  belongs to the stream it was acquired on: enqueue all work that uses the bytes there,
-///          or on streams that are joined back into it, before the lease ends.
-/// Address  fixed until the lease ends, and not valid for one moment longer.
+/// Streams  belongs to the stream on which it was acquired. Before the lease ends, enqueue all work
+///          that uses the bytes on that stream, or on streams that it has been made to wait for.
+/// Address  fixed until the lease ends, invalid afterwards.
 template <class P>
 class Lease {
  public:
-  /// Holds nothing.
+  /// Makes an empty lease.
   Lease() noexcept = default;
   Lease(Lease&& other) noexcept
       : pager_{std::exchange(other.pager_, nullptr)},
@@ -62,8 +62,8 @@ class Lease {
   }
   ~Lease() { release(); }
 
-  /// Ends the lease: work enqueued on its stream so far is the block's last use. No effect the
-  /// second time. Does not wait.
+  /// Ends the lease: work that has been enqueued on its stream so far counts as the block's last
+  /// use. No effect on an empty lease. Does not wait.
   void release() noexcept {
     if (P* const pager = pager_) {
       forget();
@@ -85,7 +85,7 @@ class Lease {
   Lease(P& pager, LeaseRecord record, void* data, std::size_t size_bytes) noexcept
       : pager_{&pager}, record_{record}, data_{data}, size_bytes_{size_bytes} {}
 
-  /// Holds nothing from now on, without telling the pager.
+  /// Makes the lease empty without telling the pager.
   void forget() noexcept {
     pager_ = nullptr;
     data_ = nullptr;
@@ -98,7 +98,8 @@ class Lease {
   std::size_t size_bytes_ = 0;
 };
 
-/// A lease for `Access::read`: the same, with an address that nothing can be written through.
+/// A lease for `Access::read`. Works as `Lease`, but `data()` is `void const*`, so that the
+/// compiler refuses writes.
 ///
 /// @tparam L  the run-time form, `Lease<P>`
 template <class L>
@@ -126,18 +127,19 @@ class ReadLease {
   L lease_;
 };
 
-/// The result of a typed `acquire` of bytes: `ReadLease` for `read`, else the lease `L` itself.
+/// The result type of `acquire` with a template argument: `ReadLease` for `read`, else `L` itself.
 template <class L, Access access>
 using LeaseFor = std::conditional_t<access == Access::read, ReadLease<L>, L>;
 
-/// An operand: a `SwappableBuffer` or a `SwappableTensor`.
+/// What can be an operand of `acquire_all`: a `SwappableBuffer` or a `SwappableTensor`.
 template <class H>
 concept Leasable = requires(H const& holder) {
   { holder.request(Access::read) } -> std::same_as<LeaseRequest>;
 };
 
-/// One operand of an operation, with an access that the compiler knows: made by `reads`, `writes`
-/// and `updates`, and taken by `DeviceAllocator::acquire_all`. Refers to the buffer or tensor.
+/// One operand of an operation, with an access that is known at compile time. `reads`, `writes` and
+/// `updates` make one for `DeviceAllocator::acquire_all`. It only refers to the buffer or tensor,
+/// which must outlive it.
 template <Access how, class Holder>
 class Operand {
  public:
@@ -146,7 +148,7 @@ class Operand {
   explicit constexpr Operand(Holder& holder) noexcept : holder_{&holder} {}
 
   [[nodiscard]] LeaseRequest request() const noexcept { return holder_->request(how); }
-  /// Whether the buffer or tensor is on that allocator; not if it is empty.
+  /// Returns whether the buffer or tensor is on that allocator; false if it is empty.
   template <class P>
   [[nodiscard]] bool is_on(P const& pager) const noexcept {
     return holder_->is_on(pager);
@@ -161,18 +163,18 @@ class Operand {
   Holder* holder_;  // not owned
 };
 
-/// The operation reads `holder`, a buffer or tensor, and does not change it.
+/// Makes an operand that the operation reads and does not change.
 template <Leasable Holder>
 [[nodiscard]] constexpr Operand<Access::read, Holder const> reads(Holder const& holder) noexcept {
   return Operand<Access::read, Holder const>{holder};
 }
-/// The operation overwrites all of `holder`; what it held is not brought in.
+/// Makes an operand that the operation overwrites completely; its old contents are not swapped in.
 template <Leasable Holder>
   requires(!std::is_const_v<Holder>)
 [[nodiscard]] constexpr Operand<Access::write, Holder> writes(Holder& holder) noexcept {
   return Operand<Access::write, Holder>{holder};
 }
-/// The operation reads `holder` and changes it.
+/// Makes an operand that the operation reads and changes.
 template <Leasable Holder>
   requires(!std::is_const_v<Holder>)
 [[nodiscard]] constexpr Operand<Access::read_write, Holder> updates(Holder& holder) noexcept {

@@ -23,40 +23,43 @@
 
 namespace spillway {
 
-/// The arena that maps pages: it takes device memory in whole pages and maps it where a block needs
-/// it. Bundles of policies choose it with `MappedPages` or `StableAddresses`.
+/// The arena that maps pages: it takes device memory in whole pages and maps it to the addresses at
+/// which a block needs it. Bundles of policies choose it with `MappedPages` or `StableAddresses`.
 ///
-/// A range is address space of its own with as many pages behind it as it needs, from wherever they
-/// were free: any free pages make one range, and no byte moves. With `Stable` a range can be
-/// parked: its pages serve others, its address is kept, and other pages come behind it when it is
-/// taken back.
+/// Each range has addresses of its own, to which as many pages are mapped as it needs. Any free
+/// pages will do, so there is no external fragmentation and no bytes have to be moved. With
+/// `Stable` a range can be parked: its address is kept while other ranges use its pages, and other
+/// pages are mapped to it when it is retaken.
 ///
-/// Memory comes in pieces, each one allocation of the device: a driver takes about as long to map a
-/// large piece as a small one, and maps a piece only as a whole. So the pieces follow the sizes of
-/// the ranges. A range gets, in this order:
+/// The arena takes memory from the device in pieces of one or more pages. A piece is one allocation
+/// of the device and can be mapped only as a whole. Mapping takes a driver about the same time for
+/// a large piece as for a small one, so the arena tries to have pieces of the sizes of its ranges.
+/// A range gets, in this order of preference:
 ///
-/// 1. what is still mapped at its address, if that is free and all that it needs: no call at all;
-/// 2. a free piece of its size, mapped anew;
-/// 3. what takes least time by the table `Cost`: several free pieces that add up to its size, or a
-///    new piece that is made of others. These are released to the device, and what they have beyond
-///    the range's size is made pieces, too. If there are n other pieces of that size, up to n more
-///    are cut with it, so that small blocks cut a full device in a few steps.
+/// 1. the free pieces that are still mapped at its address, if they cover it: no device call;
+/// 2. a free piece of its size, which is mapped to it;
+/// 3. whichever takes less time according to `Cost`: several free pieces that add up to its size,
+///    or a new piece made from other free pieces. Those are released to the device, and what they
+///    have beyond the size of the new piece becomes new pieces, too. If n other pieces of the new
+///    size exist, up to n more of it are made, so that a full device is soon divided into small
+///    blocks.
 ///
-/// So leases in turn of blocks of the same sizes soon cost one call to unmap and one to map each.
-/// The bytes that are reserved stay the same, but between release and creation the device has them.
-/// If others take them meanwhile, `map` has nothing to map: the arena has that much less reserved,
-/// no other range has changed, and its owner looks for memory anew. On a device to which pieces are
-/// all one (`CheapPiecesApi`) every piece is one page, and none is ever released for another.
+/// When a program leases blocks of the same sizes in turn, each lease thus soon costs one call to
+/// unmap and one call to map. Making a new piece does not change the reserved bytes, but between
+/// release and creation the device has them. If another program takes them meanwhile, `map` reports
+/// that (`MappedRange::is_refused`): the arena then has less reserved, no other range has changed,
+/// and the caller looks for memory anew. On a device where the number of pieces does not matter
+/// (`CheapPiecesApi`) every piece is one page, and none is released to make another.
 ///
-/// Taking a range is bookkeeping; `map` then does what the driver has to do. A piece that was used
-/// elsewhere is unmapped only when its last use has finished, so `map` may wait on the host. Of the
-/// pieces of a size those come first that have been free for longest, which makes that rare.
+/// Taking a range makes no device call; `map` makes them. A piece that was used elsewhere can be
+/// unmapped only when its last use has finished, so `map` may wait on the host. Among pieces of one
+/// size, those that have been free for longest are used first, which makes such waits rare.
 ///
-/// Shape    whole pages of `page_bytes()`: the device's granularity, or more if the options say so.
-///          As many as are needed are taken from the device later, as one piece, and any piece can
-///          be given back when it is free.
-/// Threads  thread-compatible; `map`, `try_reserve` and `release` run without the caller's lock,
-///          one call at a time, and no range is taken meanwhile.
+/// Shape    ranges are whole pages of `page_bytes()`: the device's granularity, or more if the
+///          options say so. The arena grows by one piece at a time, of as many pages as are needed,
+///          and can give back any piece that is free.
+/// Threads  thread-compatible. `map`, `try_reserve` and `release` may be called without the
+///          caller's lock, one at a time, while no range is taken.
 /// Cost     O(pages of the range) for every call; `map` calls the device once for each run of
 ///          pieces of one size that it maps, for each run that it unmaps, or moves where the device
 ///          can (`RemappingApi`), and for each piece that it creates or releases.
@@ -66,7 +69,7 @@ class PageArena {
   using device_type = Device;
 
   static constexpr bool is_thread_safe = false;
-  /// Address space for each byte of memory: parked ranges need it.
+  /// Bytes of address space that are reserved for each byte of memory. Parked ranges need more.
   static constexpr std::size_t address_factor = Stable ? 64 : 4;
 
   /// Takes `options.initial_bytes` from the device, in pages. `device` and `order` are not owned
@@ -80,7 +83,7 @@ class PageArena {
             Fit fit = Fit());
   PageArena(PageArena const&) = delete;
   PageArena& operator=(PageArena const&) = delete;
-  /// All work on the memory must be over.
+  /// Releases all memory to the device. All work that uses the memory must have finished.
   ~PageArena() { release_all(); }
 
   [[nodiscard]] std::size_t page_bytes() const noexcept { return page_bytes_; }
@@ -88,14 +91,18 @@ class PageArena {
     return round_up(bytes, page_bytes_);
   }
 
-  /// A range of `bytes` for `owner`, to be mapped before use, if enough pages are free.
+  /// Takes a range of `bytes`, rounded up to pages, for block `owner`. It must be mapped by `map`
+  /// before it is used.
+  ///
+  /// @returns nothing if too few pages are free
+  /// @throws ContractViolation for 0 bytes; std::bad_alloc; nothing has changed then
   [[nodiscard]] std::optional<Placement> try_take(std::size_t bytes, BlockId owner) {
     expects(bytes != 0, "a range has at least one byte");
     std::size_t const count = pages_for(bytes);
     if (count > usable_pages()) {
       return std::nullopt;
     }
-    Fence vacated;  // all other fences are the pieces'
+    Fence vacated;  // for the addresses only: each piece has the fence of its own last uses
     std::uint32_t const node = addresses_.take(static_cast<std::uint32_t>(count), owner, vacated);
     if (node == no_node) {
       return std::nullopt;
@@ -114,16 +121,18 @@ class PageArena {
     return Placement{RangeId{node}, address(RangeId{node}), {}};
   }
 
-  /// Puts the range's pages behind its address. The device may refuse memory that the arena has
-  /// released to it: the range is then to be given back or parked, and that memory is reserved no
-  /// more.
+  /// Maps the range's pages to its address. Making a new piece can fail, if the device has given
+  /// the memory of the old ones to another program meanwhile: the result then has `is_refused` set,
+  /// that memory is no longer reserved, and the caller must give back or park the range. May wait
+  /// on the host.
   ///
-  /// @throws DeviceError; what was mapped stays mapped, and the range is to be given back or parked
+  /// @throws DeviceError; what was mapped stays mapped, and the caller must give back or park the
+  ///         range
   [[nodiscard]] MappedRange map(RangeId id) {
     Range& range = ranges_[node_of(id)];
     auto const first = static_cast<std::uint32_t>(first_page(id));
     MappedRange result;
-    range.has_failed = true;  // until the end
+    range.has_failed = true;  // reset at the end of this function
     result.host_waits += await(range.vacated);
     result.host_waits += unmap_for(range, first, result.fence);
     for (std::uint32_t const piece : released_) {
@@ -151,7 +160,7 @@ class PageArena {
         if (piece.mapped_at != no_page || piece.pages != pages) {
           break;
         }
-        run_.push_back(piece.physical);  // its room was reserved by the constructor
+        run_.push_back(piece.physical);  // does not allocate: the constructor reserved the capacity
       }
       if (run_.empty()) {
         at += pages;
@@ -168,15 +177,16 @@ class PageArena {
     return result;
   }
 
-  /// Changes the capacity, which is whole pages. @throws ContractViolation for less than a page,
-  /// and for more than the options said
+  /// Changes the capacity, rounded down to whole pages. @throws ContractViolation for less than a
+  /// page, and for more than `ArenaOptions::capacity_bytes`
   void set_capacity(std::size_t bytes) {
     std::size_t const count = bytes / page_bytes_;
     expects(count != 0 && count <= most_pages_,
             "an arena's capacity is at least a page, and at most what it was made with");
     capacity_pages_ = count;
   }
-  /// The pages to take from the device next so that `bytes` fit.
+  /// Returns the segment to reserve next so that `bytes` fit; a segment of 0 bytes if enough pages
+  /// are free or the capacity does not allow more.
   [[nodiscard]] Segment growth_for(std::size_t bytes) const noexcept {
     std::size_t const wanted = pages_for(bytes);
     std::size_t const left = capacity_pages_ - std::min(capacity_pages_, reserved_pages_);
@@ -185,20 +195,21 @@ class PageArena {
             missing == 0 ? 0 : std::min(left, std::max(missing, growth_pages_)) * page_bytes_,
             {}};
   }
-  /// The largest `n` for which `try_take` finds a range after the arena has grown by at most
+  /// Returns the largest `n` for which `try_take` would find a range if the arena grew by at most
   /// `growth_bytes`.
   [[nodiscard]] std::size_t largest_bytes_after_growth(std::size_t growth_bytes) const noexcept {
     std::size_t const left = capacity_pages_ - std::min(capacity_pages_, reserved_pages_);
     return (usable_pages() + std::min(left, growth_bytes / page_bytes_)) * page_bytes_;
   }
-  /// Takes a segment from the device, as one piece. @returns false if the device is full, or if
-  /// pages that `trim` handed over, and that are not released yet, leave too few
+  /// Takes a segment from the device, as one piece.
   ///
+  /// @returns false if the device is full, or if pages that `trim` has handed over and that are not
+  ///          released yet still count, so that too few are left
   /// @throws DeviceError, std::bad_alloc; nothing has been taken then
   [[nodiscard]] bool try_reserve(Segment& segment) {
     return try_reserve(segment.bytes / page_bytes_, most_pages_);
   }
-  /// Makes the pieces of the last `try_reserve` free.
+  /// Adds the pieces of the last `try_reserve` to the free ones.
   void add_segment(Segment const& /*segment*/) noexcept {
     for (std::uint32_t const piece : arrived_) {
       reserved_pages_ += pieces_[piece].pages;
@@ -208,8 +219,9 @@ class PageArena {
     }
     arrived_.clear();
   }
-  /// Hands over free pieces that have at least `bytes`, those first that have been free for longest
-  /// as far as they are no larger than what is left to hand over.
+  /// Takes free pieces of at least `bytes` in all out of the arena, so that the caller can
+  /// `release` them once the fence has passed. Prefers the pieces that have been free for longest,
+  /// among those that are not larger than what is still wanted.
   [[nodiscard]] std::optional<Segment>
   trim(std::size_t bytes = std::numeric_limits<std::size_t>::max()) noexcept {
     std::size_t const wanted = std::min(free_pages_, pages_for(bytes));
@@ -230,8 +242,8 @@ class PageArena {
     return count == 0 ? std::nullopt : std::optional{segment};
   }
   [[nodiscard]] std::size_t trimmable_bytes() const noexcept { return free_pages_ * page_bytes_; }
-  /// Gives the pieces that `trim` handed over back to the device: of the segment that is released
-  /// next, in the order of the calls of `trim`.
+  /// Releases to the device the pieces that a call of `trim` handed over, after its fence has
+  /// passed. Segments must be released in the order in which `trim` returned them.
   void release(Segment const& segment) noexcept {
     std::size_t const count = segment.bytes / page_bytes_;
     {
@@ -252,17 +264,17 @@ class PageArena {
   }
   [[nodiscard]] static constexpr bool trims_anywhere() noexcept { return false; }
 
-  /// Frees the pages and the address after `fence`.
+  /// Frees the pages and the address of a range. Both may be used again after `fence`.
   void give_back(RangeId range, Fence const& fence) noexcept {
     free_pieces(range, fence);
     free_address(range);
   }
 
-  /// Frees the pages after `fence` and keeps the address.
+  /// Frees the pages of a range, which may be used again after `fence`, and keeps its address.
   void park(RangeId range, Fence const& fence) noexcept requires Stable {
     free_pieces(range, fence);
   }
-  /// The same for a range that the device vacates before `fence`.
+  /// The same for a range that the device unmaps in stream order before `fence` (`VacatingApi`).
   void park_vacated(RangeId range, Fence const& fence) noexcept requires Stable {
     Range& parked = ranges_[node_of(range)];
     for (std::uint32_t const piece : parked.pieces) {
@@ -272,7 +284,9 @@ class PageArena {
     free_pieces(range, fence);
   }
 
-  /// Pages for a parked range, to be mapped before use, if enough are free.
+  /// Gives a parked range pages again. It must be mapped by `map` before it is used.
+  ///
+  /// @returns nothing if too few pages are free
   [[nodiscard]] std::optional<Placement> try_retake(RangeId range) noexcept requires Stable {
     std::uint32_t const count = addresses_[node_of(range)].count;
     if (count > usable_pages()) {
@@ -288,7 +302,7 @@ class PageArena {
   [[nodiscard]] std::byte* address(RangeId range) const noexcept {
     return base_ + first_page(range) * page_bytes_;
   }
-  /// All ranges lie in one.
+  /// Returns 1: all ranges lie in one reservation.
   [[nodiscard]] static std::size_t reservation(RangeId /*range*/) noexcept { return 1; }
   [[nodiscard]] std::size_t capacity_bytes() const noexcept {
     return capacity_pages_ * page_bytes_;
@@ -297,10 +311,10 @@ class PageArena {
     return reserved_pages_ * page_bytes_;
   }
   [[nodiscard]] std::size_t free_bytes() const noexcept { return usable_pages() * page_bytes_; }
-  /// Any free pages make one range.
+  /// Returns `free_bytes()`, since any free pages make one range.
   [[nodiscard]] std::size_t largest_free_bytes() const noexcept { return free_bytes(); }
 
-  /// Calls `visit(RangeView)` for every range that has pages, each a segment of its own.
+  /// Calls `visit(RangeView)` for every range that has pages. Each has a segment number of its own.
   template <class Visit>
   void for_each_range(Visit visit) const {
     std::size_t segment = 0;
@@ -320,47 +334,47 @@ class PageArena {
  private:
   static constexpr std::uint32_t no_page = UINT32_MAX;
   static constexpr std::uint32_t no_piece = detail::FreePieces::none;
-  /// Pieces that one allocation makes and that calls of the device treat one by one.
+  /// Whether a piece can have more than one page.
   static constexpr bool has_large_pieces = !CheapPiecesApi<Device>;
-  /// The size of the pieces that the constructor takes, which does not know what ranges need.
+  /// The size of the pieces that the constructor takes, when the sizes of ranges are not yet known.
   static constexpr std::size_t initial_piece_bytes = 128_MiB;
 
-  /// What the calls of the device for one piece take, in microseconds: on an H200, with CUDA 13.
-  /// Only how they compare matters. `release` was not measured by itself.
+  /// How long the device calls for one piece take, in microseconds, measured on an H200 with
+  /// CUDA 13. Only their ratios matter. `release` was not measured separately.
   struct Cost {
     static constexpr std::uint64_t map = 33;  // of which 32 make the piece accessible
     static constexpr std::uint64_t unmap = 21;
     static constexpr std::uint64_t release = 16;
     static constexpr std::uint64_t create = 16;
-    static constexpr std::size_t bytes_per_us = 2_MiB;  // more for a large piece to create
-    /// Of one more piece in later leases. A part of what it takes to map it once more, since it may
-    /// stay where it is, or be just what another range needs: with this part, random leases of
-    /// blocks of many sizes cost least.
+    static constexpr std::size_t bytes_per_us = 2_MiB;  // added to `create`, by size
+    /// The cost in later leases of having one more piece. It is a part of the cost of remapping it,
+    /// since the piece may stay mapped or have just the size that another range needs. With a
+    /// quarter, random leases of blocks of many sizes were cheapest.
     static constexpr std::uint64_t later = (map + unmap) / 4;
   };
 
-  /// One allocation of the device, whether it is there already or about to be.
+  /// One allocation of the device, which exists or is to be created by the next `map`.
   struct Piece {
     typename Device::physical_type physical{};
-    std::uint32_t pages = 0;            // 0: the record is in no use
-    std::uint32_t mapped_at = no_page;  // first page of the address space it is mapped at
-    std::uint32_t next = no_piece;      // of the records in no use, or of the pieces that leave
-    bool is_there = false;              // else it is in `awaited_`, or in no use
+    std::uint32_t pages = 0;            // 0: this record is unused
+    std::uint32_t mapped_at = no_page;  // first page of the address space that it is mapped to
+    std::uint32_t next = no_piece;      // next unused record, or next piece handed over by `trim`
+    bool is_there = false;              // false: it is in `awaited_`, or the record is unused
     Fence fence;  // last uses at the place where it is mapped, or was until it was vacated
   };
   struct Range {
     std::vector<std::uint32_t> pieces;  // in the order of their addresses
-    Fence vacated;                      // what has to be over before anything is mapped there
-    bool has_failed = false;            // `map` began and did not come to its end
+    Fence vacated;                      // must pass before anything is mapped there
+    bool has_failed = false;            // `map` began and did not succeed
   };
-  /// A part of a range for which pieces are chosen: a piece, or as many pages that have none.
+  /// A part of a range for which pieces are being chosen: a piece, or pages that have no piece yet.
   struct Part {
     std::uint32_t piece = no_piece;
     std::uint32_t pages = 0;
     bool is_in_place = false;
   };
-  /// Neighbouring pages of the address space, which one call unmaps. Those that are added last are
-  /// unmapped at the end of this object.
+  /// Collects neighbouring pages of the address space, so that one call unmaps them. The destructor
+  /// unmaps those that are left.
   class UnmappedRun {
    public:
     explicit UnmappedRun(PageArena* arena) noexcept : arena_{arena} {}
@@ -368,7 +382,7 @@ class PageArena {
     UnmappedRun& operator=(UnmappedRun const&) = delete;
     ~UnmappedRun() { unmap(); }
 
-    /// All work on the pages has finished.
+    /// Adds pages. All work on them must have finished.
     void add(std::uint32_t first, std::uint32_t count) noexcept {
       if (first + count == first_) {
         first_ = first;
@@ -394,7 +408,7 @@ class PageArena {
   };
 
   static std::uint32_t node_of(RangeId range) noexcept { return static_cast<std::uint32_t>(range); }
-  /// How many pages hold `bytes`, whatever they are: to round them up might wrap around.
+  /// Rounds `bytes` up to pages without overflow, whatever their number is.
   [[nodiscard]] std::size_t pages_for(std::size_t bytes) const noexcept {
     return bytes / page_bytes_ + (bytes % page_bytes_ != 0);
   }
@@ -402,8 +416,8 @@ class PageArena {
     return addresses_[node_of(range)].first - first_address_;
   }
 
-  /// How many pieces there are at most at one time: those that are there, and those that others of
-  /// them become, have a page each at least.
+  /// Returns the most pieces that exist at one time. Existing pieces, and those that are to be made
+  /// from them, have at least one page each.
   [[nodiscard]] std::size_t most_records() const {
     expects(most_pages_ != 0, "a capacity of at least one page is needed");
     expects(most_pages_ <= no_page / address_factor,
@@ -411,12 +425,12 @@ class PageArena {
     return has_large_pieces ? 2 * most_pages_ : most_pages_;
   }
 
-  // Choosing pieces. What is chosen is taken from the free ones at once; what has to be released or
-  // created for it is noted, and the next `map` does it.
+  // Choosing pieces. Chosen pieces are no longer free at once. What has to be released or created
+  // is only noted, and done by the next `map`.
 
-  /// Chooses the pieces behind a range, for which enough pages are free.
+  /// Chooses the pieces of a range. Enough pages must be free.
   void assign_pieces(std::uint32_t node, std::uint32_t count) noexcept {
-    Range& range = ranges_[node];  // room for its pieces was reserved when it was first taken
+    Range& range = ranges_[node];  // `try_take` has reserved capacity for its pieces
     range.has_failed = false;
     free_pages_ -= count;
     tried_.clear();
@@ -433,7 +447,7 @@ class PageArena {
         continue;
       }
       while (part.pages != 0) {
-        std::uint32_t piece = free_.at_most(part.pages);  // of what was cut for another part
+        std::uint32_t piece = free_.at_most(part.pages);  // left over from what another part was
         if (piece == no_piece) {
           piece = make_piece(part.pages, 0);
         } else {
@@ -444,7 +458,8 @@ class PageArena {
       }
     }
   }
-  /// Chooses one piece for the whole range. @returns none if the parts take less time as they are
+  /// Chooses one piece for the whole range, if that takes less time than the parts as they are.
+  /// @returns `no_piece` if not
   std::uint32_t choose_one_piece(std::uint32_t count) noexcept {
     if (std::uint32_t const piece = free_.of_size(count); piece != no_piece) {
       put_back_tried();
@@ -482,7 +497,8 @@ class PageArena {
     }
   }
 
-  /// Tries the free pieces that are mapped in their place. @returns whether they are all
+  /// Divides the range into parts, and takes the free pieces that are already mapped at its
+  /// addresses. @returns whether these are all that the range needs
   bool try_mapped(std::uint32_t first, std::uint32_t count) noexcept {
     bool are_all = true;
     for (std::uint32_t page = 0; page < count;) {
@@ -504,8 +520,7 @@ class PageArena {
     }
     return are_all;
   }
-  /// Tries free pieces for the parts that have none, the largest first that is not too large. What
-  /// is left of such a part is smaller than every other free piece was then.
+  /// Takes free pieces for the parts that have none, each time the largest that is not too large.
   void fill_parts() noexcept {
     filled_.clear();
     for (Part part : parts_) {
@@ -534,16 +549,16 @@ class PageArena {
   [[nodiscard]] std::uint64_t cost_of_creating(std::size_t pages) const noexcept {
     return Cost::create + pages * page_bytes_ / Cost::bytes_per_us;
   }
-  /// Of `pages` that are taken from a larger free piece, but not of what they become.
+  /// The cost of taking `pages` from a larger free piece, without that of the piece they become.
   [[nodiscard]] std::uint64_t cost_of_taking(std::uint32_t pages) const noexcept {
     std::uint32_t const piece = free_.at_least(pages);
     if (piece == no_piece) {
-      return Cost::unmap + Cost::release;  // of several
+      return Cost::unmap + Cost::release;  // an estimate: several pieces are needed
     }
     std::uint32_t const rest = pieces_[piece].pages - pages;
     return cost_of_dissolving(piece) + (rest == 0 ? 0 : cost_of_creating(rest) + Cost::later);
   }
-  /// Of the parts as they are, where those without a piece are cut from larger ones.
+  /// The cost of the parts as they are. Parts without a piece are cut from larger pieces.
   [[nodiscard]] std::uint64_t cost_of_mixture() const noexcept {
     std::uint64_t cost = 0;
     for (Part const& part : parts_) {
@@ -556,7 +571,7 @@ class PageArena {
     }
     return cost;
   }
-  /// Of one piece in place of the parts'.
+  /// The cost of merging the pieces of all parts into one.
   [[nodiscard]] std::uint64_t cost_of_merging(std::uint32_t count) const noexcept {
     std::uint64_t cost = cost_of_creating(count) + Cost::map + Cost::later;
     std::uint32_t missing = 0;
@@ -569,7 +584,8 @@ class PageArena {
     }
     return cost + (missing == 0 ? 0 : cost_of_taking(missing));
   }
-  /// Of one piece that is cut from a larger one; what is mapped in its place has to leave.
+  /// The cost of cutting one piece from a larger one. What is mapped at the range has to be
+  /// unmapped.
   [[nodiscard]] std::uint64_t cost_of_cutting(std::uint32_t count) const noexcept {
     if (free_.at_least(count) == no_piece) {
       return std::numeric_limits<std::uint64_t>::max();
@@ -581,7 +597,8 @@ class PageArena {
     return cost;
   }
 
-  /// A piece of `pages` pages, made of `dissolved` pages that others had and of free pieces.
+  /// Makes a piece of `pages` pages from `dissolved` pages of dissolved pieces and, if these are
+  /// too few, from free pieces.
   [[nodiscard]] std::uint32_t make_piece(std::uint32_t pages, std::uint32_t dissolved) noexcept {
     while (dissolved < pages) {
       std::uint32_t piece = free_.at_least(pages - dissolved);
@@ -604,13 +621,13 @@ class PageArena {
     }
     return made;
   }
-  /// A piece that the next `map` creates.
+  /// Makes the record of a piece that the next `map` will create.
   [[nodiscard]] std::uint32_t await_piece(std::uint32_t pages) noexcept {
     std::uint32_t const piece = new_piece(pages);
     awaited_.push_back(piece);
     return piece;
   }
-  /// Lets the next `map` release a piece, which is taken.
+  /// Marks a taken piece to be released by the next `map`.
   void dissolve(std::uint32_t piece) noexcept {
     if (pieces_[piece].is_there) {
       released_.push_back(piece);
@@ -629,7 +646,7 @@ class PageArena {
     ++pieces_of_[pages];
     return index;
   }
-  /// Releases a piece, which is mapped nowhere, if it is there, and forgets it.
+  /// Releases a piece that is not mapped, if it exists, and frees its record.
   void give_up(std::uint32_t index) noexcept {
     Piece& piece = pieces_[index];
     if (piece.is_there) {
@@ -641,7 +658,7 @@ class PageArena {
     piece = Piece{};
     piece.next = std::exchange(unused_head_, index);
   }
-  /// @returns false if the device has refused to create pieces that are awaited: they still are
+  /// Creates the awaited pieces. @returns false if the device has refused some; these stay awaited
   [[nodiscard]] bool try_create() {
     try {
       for (std::uint32_t const index : awaited_) {
@@ -674,10 +691,10 @@ class PageArena {
       drop_refused();
     }
   }
-  /// Ends the reservation of free pages that could not be created anew.
+  /// Removes awaited free pieces that the device has refused from the reservation.
   void drop_refused() noexcept {
     if (!released_.empty()) {
-      return;  // not tried yet
+      return;  // the pieces have not been tried yet
     }
     for (std::size_t i = awaited_.size(); i-- > 0;) {
       std::uint32_t const piece = awaited_[i];
@@ -705,15 +722,15 @@ class PageArena {
     addresses_.give_back(node, std::exchange(ranges_[node].vacated, Fence{}));
   }
 
-  /// Unmaps what the range's pieces need to be mapped in their places, and what is to be released.
-  /// @returns how often the host had to wait
+  /// Unmaps the range's pieces from where they were used before, what else is mapped at the range,
+  /// and the pieces that are to be released. @returns how often the host had to wait
   std::uint64_t unmap_for(Range const& range, std::uint32_t at, Fence& last_uses) {
     std::uint64_t waits = 0;
     UnmappedRun unmapped{this};
     for (std::uint32_t const index : range.pieces) {
       Piece& piece = pieces_[index];
       if (piece.mapped_at == at) {
-        last_uses.add(piece.fence);  // used here before: the order of streams is enough
+        last_uses.add(piece.fence);  // stays mapped, so stream order suffices
       } else {
         for (std::uint32_t page = at; page < at + piece.pages; ++page) {
           if (piece_at_[page] != no_piece) {
@@ -721,7 +738,7 @@ class PageArena {
           }
         }
         if constexpr (RemappingApi<Device>) {
-          waits += await(piece.fence);  // `move_run` takes it from there
+          waits += await(piece.fence);  // `move_run` remaps it
         } else {
           waits += detach(piece, unmapped);
         }
@@ -733,7 +750,7 @@ class PageArena {
     }
     return waits;
   }
-  /// Takes a piece from where it is mapped, when its last use there has finished.
+  /// Unmaps a piece after waiting for its last use. @returns how often the host had to wait
   std::uint64_t detach(Piece& piece, UnmappedRun& unmapped) {
     std::uint64_t const waits = await(piece.fence);
     if (piece.mapped_at != no_page) {
@@ -742,10 +759,10 @@ class PageArena {
     }
     return waits;
   }
-  /// Takes pieces of a range, from its `i`-th on, from where they are mapped side by side to page
-  /// `at` and those behind it: as many as one call moves. @returns how many; each is a page
+  /// Remaps pieces of a range, from its `i`-th on, that are mapped side by side elsewhere, to page
+  /// `at` and the following ones: as many as one call can move. Each is one page. @returns how many
   ///
-  /// Where they are is not in the range: what is mapped there and free is used in its place.
+  /// They are not mapped inside the range: free pieces that are stay in their place.
   std::uint32_t
   move_run(Range const& range, std::size_t i, std::uint32_t at) requires RemappingApi<Device> {
     std::uint32_t const from = pieces_[range.pieces[i]].mapped_at;
@@ -784,7 +801,7 @@ class PageArena {
     return must_wait ? 1 : 0;
   }
 
-  /// The free pages that the capacity allows to be taken.
+  /// Returns how many free pages the capacity allows to take.
   [[nodiscard]] std::size_t usable_pages() const noexcept {
     std::size_t const taken = reserved_pages_ - free_pages_;
     return std::min(free_pages_, capacity_pages_ - std::min(capacity_pages_, taken));
@@ -847,25 +864,25 @@ class PageArena {
   std::size_t most_pages_;           // what the constructor's options allow
   std::vector<Piece> pieces_;
   detail::FreePieces free_;
-  std::vector<std::uint32_t> pieces_of_;  // how many there are of each number of pages
+  std::vector<std::uint32_t> pieces_of_;  // by number of pages: how many pieces have that size
   std::vector<Range> ranges_;             // by node
   std::vector<std::uint32_t> piece_at_;   // piece mapped at each page of address space
   std::uint32_t unused_head_ = no_piece;
   std::vector<std::uint32_t> released_;    // pieces that the next `map` releases
   std::vector<std::uint32_t> awaited_;     // pieces that it creates, in that order
   std::vector<std::uint32_t> arrived_;     // between `try_reserve` and `add_segment`
-  std::uint32_t leaving_head_ = no_piece;  // pieces that were handed over, in that order
-  std::uint32_t leaving_tail_ = no_piece;  // of meaning only while there are any
+  std::uint32_t leaving_head_ = no_piece;  // pieces that `trim` handed over, in that order
+  std::uint32_t leaving_tail_ = no_piece;  // valid only while there are any
   std::size_t free_pages_ = 0;
-  std::size_t absent_pages_ = 0;  // not reserved, nor about to leave
+  std::size_t absent_pages_ = 0;  // neither reserved nor handed over by `trim`
   std::size_t reserved_pages_ = 0;
   std::size_t capacity_pages_ = 0;
   std::size_t growth_pages_ = 1;
   // Members to reuse their memory:
-  std::vector<typename Device::physical_type> run_;  // what one call maps
+  std::vector<typename Device::physical_type> run_;  // the pieces that one call maps
   std::vector<Part> parts_;                          // of the range for which pieces are chosen
   std::vector<Part> filled_;
-  std::vector<std::uint32_t> tried_;  // pieces that are taken for it, in that order
+  std::vector<std::uint32_t> tried_;  // pieces taken for that range, in that order
 };
 
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
@@ -921,23 +938,23 @@ PageArena<Device, Fit, Stable>::PageArena(Device& device,
   }
 }
 
-/// Chooses `PageArena` as the arena of a bundle of policies: free memory is mapped where a block
-/// needs it, and no byte moves.
+/// Chooses `PageArena` as the arena of a bundle of policies: free memory is mapped to the addresses
+/// at which a block needs it, and no bytes are moved.
 ///
 /// The device must model `VirtualMemoryApi`. Every block takes whole pages (2 MiB on today's GPUs,
-/// more with `page_bytes`), so this is for programs with few small blocks. Memory is mapped
-/// elsewhere only after its last use has finished, which may mean a wait on the host. The technique
-/// is that of GMLake ("virtual memory stitching", ASPLOS 2024) and of PyTorch's expandable
-/// segments. The bundle's `compaction` is not asked.
+/// more with `page_bytes`), so it suits programs that have few small blocks. Memory is mapped
+/// elsewhere only after its last use has finished, for which the host may have to wait. The
+/// technique is that of GMLake ("virtual memory stitching", ASPLOS 2024) and of PyTorch's
+/// expandable segments. The bundle's `compaction` is not used.
 struct MappedPages {
   template <class Policies>
   using type = PageArena<typename Policies::device, typename Policies::fit, false>;
 };
 
-/// Chooses `PageArena` as `MappedPages` does, and lets a block keep its address for life: while the
-/// block is swapped out nothing is mapped there.
+/// Chooses `PageArena` as `MappedPages` does, and lets a block keep its address for life. While the
+/// block is swapped out, its address must not be accessed.
 ///
-/// This is for programs that hold raw pointers: a pointer may be used whenever its block is leased.
+/// It suits programs that store raw pointers: a pointer may be used whenever its block is leased.
 struct StableAddresses {
   template <class Policies>
   using type = PageArena<typename Policies::device, typename Policies::fit, true>;

@@ -13,9 +13,9 @@
 
 #include <mutex>
 
-/// Declares (`extern template`) or defines (`template`) what depends on a device and on no other
-/// policy. Where spillway::compiled contains it, an allocator with policies of a program's own on
-/// that device takes less time to compile, too.
+/// Declares (with `how` = `extern template`) or defines (`template`) the instantiations that depend
+/// on a device and on no other policy. If spillway::compiled contains them, allocators on that
+/// device compile faster, even with policies of the program's own.
 #define SPILLWAY_INSTANTIATE_DEVICE(how, Device)                                                   \
   how class StreamOrder<Device>;                                                                   \
   how class HostSwapPool<Device>;                                                                  \
@@ -25,8 +25,8 @@
   how class detail::ArenaMemory<Device>;                                                           \
   how class detail::CopyStreams<Device>
 
-/// The same for the classes of an allocator with the given policies, which most of the time to
-/// build a program goes into.
+/// The same for the classes of an allocator with the given policies. Compiling these takes most of
+/// the time of building a program.
 #define SPILLWAY_INSTANTIATE_ALLOCATOR(how, Policies)                                              \
   how class detail::Journal<Policies>;                                                             \
   how class detail::Blocks<Policies>;                                                              \
@@ -73,9 +73,9 @@ struct PoliciesFor {
 
 struct SimPolicies;
 
-/// The policies of `DeviceAllocator<>`: the simulated device, which runs everywhere. To name
-/// `DeviceAllocator<>`, include sim.hpp, which defines the bundle; a program for a GPU names
-/// `DeviceAllocator<CudaPolicies>` and compiles no simulator.
+/// The policies of `DeviceAllocator<>`: those of the simulated device, which runs everywhere. A
+/// program that uses `DeviceAllocator<>` includes sim.hpp, which defines them. A program for a GPU
+/// uses `DeviceAllocator<CudaPolicies>` and does not compile the simulator.
 using DefaultPolicies = SimPolicies;
 
 SPILLWAY_COMPILED_PART(class detail::RangeMap<SegregatedFit>);

@@ -3,8 +3,8 @@
 
 /// All public headers that need nothing but the standard library and POSIX.
 ///
-/// Not among them: cuda.hpp, the door for programs on a GPU; testing/, for those who write devices
-/// and policies of their own; the adapters of interop/ that need a third party.
+/// Not included: cuda.hpp, which programs for a GPU include; testing/, for those who write their
+/// own devices and policies; the adapters in interop/ that need a third-party library.
 
 #include <spillway/defrag_arena.hpp>
 #include <spillway/device/host/host_api.hpp>

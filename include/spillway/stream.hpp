@@ -7,12 +7,12 @@
 
 namespace spillway {
 
-/// A stream of an allocator's device: created with this object, and at its end retired at the
-/// allocator and destroyed. Made by `DeviceAllocator::create_stream`.
+/// Owns a stream of an allocator's device: creates it, and in the destructor retires it
+/// (`DeviceAllocator::retire_stream`) and destroys it. Made by `DeviceAllocator::create_stream`.
 ///
-/// Converts to the device's `stream_type`, so it is passed wherever a stream is asked for. Leases
-/// that were acquired on it end before it does, and it ends before its allocator. Work that is
-/// enqueued on it by then still runs.
+/// Converts to the device's `stream_type`, so it can be passed wherever a stream is wanted. Leases
+/// that were acquired on it must end before it is destroyed, and it must be destroyed before its
+/// allocator. Work that has been enqueued on it still runs.
 ///
 /// Threads  thread-compatible; the device's stream may be used by several threads, as in CUDA.
 template <class Allocator>
@@ -20,7 +20,7 @@ class Stream {
  public:
   using stream_type = typename Allocator::stream_type;
 
-  /// No stream.
+  /// Makes an empty object, which owns no stream.
   Stream() noexcept = default;
   /// @param allocator  not owned; must outlive the stream
   /// @throws DeviceError
@@ -46,7 +46,7 @@ class Stream {
     }
   }
 
-  /// The device's name for the stream.
+  /// Returns the device's handle of the stream.
   [[nodiscard]] stream_type get() const noexcept { return handle_; }
   // NOLINTNEXTLINE(google-explicit-constructor): a stream is passed as what the device calls one
   operator stream_type() const noexcept { return handle_; }
@@ -59,7 +59,7 @@ class Stream {
     allocator_->device().synchronize(handle_);
   }
 
-  /// True after a move: there is no stream.
+  /// Returns whether there is no stream: default-constructed or moved from.
   [[nodiscard]] bool empty() const noexcept { return allocator_ == nullptr; }
   [[nodiscard]] explicit operator bool() const noexcept { return !empty(); }
 

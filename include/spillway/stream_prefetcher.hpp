@@ -11,12 +11,12 @@
 
 namespace spillway {
 
-/// Records the order in which blocks are used, and says which blocks to bring in next.
+/// Records the order in which blocks are used, and names the blocks to swap in next.
 ///
-/// The schedule records one step of a program that repeats and predicts the next one from it; the
-/// policy turns the prediction into an order of blocks. The pager owns one prefetcher, tells it of
-/// every use, and carries the blocks it names; the prefetcher itself copies nothing and calls no
-/// device.
+/// It combines an `AccessSchedule`, which predicts a step of the program from the step before, with
+/// a prefetch policy, which turns the prediction into an order of blocks. The pager owns one
+/// prefetcher, tells it of every use, and swaps in the blocks that it names; the prefetcher itself
+/// copies nothing and makes no device call.
 ///
 /// Threads  thread-compatible.
 template <PrefetchPolicy Policy>
@@ -45,10 +45,11 @@ class StreamPrefetcher {
     }
   }
 
-  /// Notes how many of a block's bytes a plan need not count when the block comes back.
+  /// Notes how many of a block's bytes the eviction plan need not count as swapped in, since a
+  /// codec or a recipe saves them.
   void on_spared(BlockId id, std::uint64_t bytes) noexcept { schedule_.on_spared(id, bytes); }
 
-  /// Notes a use of a block. @returns what the schedule knows of the next one
+  /// Notes a use of a block. @returns what the schedule predicts of the block's next use
   Use on_access(BlockId id, Access access) noexcept {
     Use const use = schedule_.on_access(id, access);
     policy_.on_access(id, use);
@@ -62,14 +63,14 @@ class StreamPrefetcher {
     policy_.on_destroy(id);
   }
 
-  /// Calls `visit(id, next_use)` for blocks in the order they should be resident, until it returns
-  /// false. May name blocks that are resident already.
+  /// Calls `visit(id, next_use)` for blocks in the order in which they should become resident,
+  /// until it returns false. Names blocks that are already resident, too.
   template <class Visit>
   void candidates(Visit visit) const {
     policy_.candidates(schedule_, std::move(visit));
   }
 
-  /// How many bytes may be brought in ahead of need and not used yet.
+  /// Returns the most bytes that may be swapped in ahead of need and not yet used.
   [[nodiscard]] std::size_t max_inflight_bytes() const noexcept {
     return policy_.max_inflight_bytes();
   }

@@ -12,29 +12,33 @@
 
 namespace spillway {
 
-/// Untyped bytes that live on the device or in host swap. Move-only, like `std::unique_ptr`.
+/// Owns a block of untyped bytes that is on the device or swapped out to the host. Move-only, like
+/// `std::unique_ptr`.
 ///
-/// Holds one block of a `DeviceAllocator` and frees it at its end. For elements with a type and a
-/// shape use `SwappableTensor`.
+/// The block belongs to a `DeviceAllocator` and is freed with the buffer. For elements with a type
+/// and a shape use `SwappableTensor`.
 ///
 /// Shape    one contiguous range of `size_bytes()` bytes, aligned to 256 B while resident.
 /// Threads  thread-compatible: distinct buffers may be used at once, one buffer may not.
-/// Streams  `acquire` enqueues on the stream it is given; nothing waits, and no stream is kept.
-/// Address  fixed only while a lease is held; ask the lease each time, never cache it.
-/// Errors   every call on an empty buffer but the queries without `@throws`, `reset` and assignment
-///          throws ContractViolation.
+/// Streams  `acquire` orders work on the stream that it is given; no stream is stored.
+/// Address  fixed only while a lease is held; ask the lease for it each time, never cache it.
+/// Errors   on an empty buffer, `acquire`, `swap_out`, `swap_in`, `residency` and `pager` throw
+///          ContractViolation.
 template <Pager P>
 class SwappableBuffer {
  public:
   using stream_type = typename P::stream_type;
   using lease_type = typename P::lease_type;
 
-  /// An empty buffer, as after a move: it holds nothing and nothing may be asked of it.
+  /// Makes an empty buffer, which owns no block, as after a move.
   SwappableBuffer() noexcept = default;
 
+  /// Allocates a block of `size_bytes` without contents: the first use must be an `Access::write`.
+  ///
   /// @param pager       not owned; must outlive the buffer
   /// @param size_bytes  more than 0
-  /// @throws OutOfDeviceMemory, ContractViolation for size 0; nothing is left behind
+  /// @throws as `DeviceAllocator::allocate`: OutOfDeviceMemory, ContractViolation for size 0 and
+  ///         others; nothing is left behind
   SwappableBuffer(P& pager, std::size_t size_bytes)
       : pager_{&pager}, id_{pager.allocate(size_bytes)}, size_bytes_{size_bytes} {}
 
@@ -70,15 +74,17 @@ class SwappableBuffer {
     }
   }
 
-  /// Makes the block resident and holds it there, with the access that the type of the lease
-  /// allows: `read` gives a `ReadLease`, whose address is `void const*`; `write` and `read_write`
-  /// give a `Lease` with a `void*`. A buffer that is const can be acquired for `read` only.
+  /// Makes the block resident and keeps it resident, at one address, until the returned lease ends.
+  /// `read` gives a `ReadLease`, whose address is `void const*`; `write` and `read_write` give a
+  /// `Lease`, whose address is `void*`. A const buffer can be acquired for `read` only.
   ///
-  /// `write` discards the contents and brings nothing in: everything that is read later has to be
-  /// written under this lease.
+  /// `write` discards the old contents, which are not swapped in: the holder must write all bytes
+  /// that are read later.
   ///
   /// @param stream  work enqueued there until the lease ends may use the bytes
-  /// @throws OutOfDeviceMemory, OutOfHostMemory, DeviceError, FileTierError; the contents are safe
+  /// @throws as `DeviceAllocator::acquire`: OutOfDeviceMemory, OutOfHostMemory, DeviceError,
+  ///         FileTierError, and ContractViolation for a stream that is being captured; the block
+  ///         keeps its contents
   /// @stream  orders `stream` after earlier conflicting uses of the block; does not wait
   /// @cost    O(1) when the block is resident; else what making room and one swap-in cost
   template <Access access>
@@ -91,8 +97,8 @@ class SwappableBuffer {
   [[nodiscard]] LeaseFor<lease_type, access> acquire(stream_type stream, CallSite site = {}) {
     return typed<access>(pager(site).acquire(id_, access, stream));
   }
-  /// The same three by name. Templates need them, since `acquire<...>` would have to be written
-  /// `template acquire<...>` there.
+  /// The same, with the access in the name. They are shorter in templates, where `acquire<...>` has
+  /// to be written `template acquire<...>`.
   [[nodiscard]] auto acquire_read(stream_type stream, CallSite site = {}) const {
     return acquire<Access::read>(stream, site);
   }
@@ -103,51 +109,53 @@ class SwappableBuffer {
     return acquire<Access::read_write>(stream, site);
   }
 
-  /// The run-time form, for code that learns the access when it runs, such as adapters. The lease's
-  /// address is `void*` for every access: see `Lease`. @throws as above
+  /// The same with an access that is known only at run time, for code such as adapters. The address
+  /// of the lease is `void*` for every access: see `Lease`. @throws as above
   [[nodiscard]] lease_type acquire(Access access, stream_type stream, CallSite site = {}) {
     return pager(site).acquire(id_, access, stream);
   }
 
-  /// Copies the bytes to host swap and gives the device range back; drops the range without a copy
-  /// if the bytes on the host are still valid. No effect on a buffer that is not resident.
+  /// Copies the bytes to the host pool and frees the device range, as `DeviceAllocator::swap_out`.
+  /// Nothing is copied if the copy on the host is still valid or the block's recipe makes the bytes
+  /// for less. No effect on a buffer that is not resident.
   ///
-  /// @throws ContractViolation if a lease is held, OutOfHostMemory, DeviceError; then unchanged
+  /// @throws ContractViolation if a lease is held, OutOfHostMemory, DeviceError, FileTierError; the
+  ///         block then stays resident
   /// @stream  enqueues on a copy stream of the allocator; does not wait
   void swap_out() { pager().swap_out(id_); }
 
-  /// Brings the bytes back ahead of need. No effect on a buffer that is resident or was never
-  /// written.
+  /// Swaps the bytes in ahead of need, as `DeviceAllocator::swap_in`. No effect on a buffer that is
+  /// resident, was never written, or must be recomputed by its recipe.
   ///
-  /// @throws OutOfDeviceMemory, DeviceError, FileTierError; then unchanged
+  /// @throws OutOfDeviceMemory, DeviceError, FileTierError; the block then stays on the host
   /// @stream  as `swap_out`
   void swap_in() { pager().swap_in(id_); }
 
-  /// Where the bytes are now. Asks the device whether a copy is still in flight.
+  /// Returns where the bytes are now. Asks the device whether a copy is still in flight.
   [[nodiscard]] Residency residency() const { return pager().residency(id_); }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return size_bytes_; }
   [[nodiscard]] BlockId id() const noexcept { return id_; }
-  /// True if there is no block: after a move or `reset`, and if there never was one.
+  /// Returns whether the buffer owns no block: default-constructed, moved from or reset.
   [[nodiscard]] bool empty() const noexcept { return pager_ == nullptr; }
   [[nodiscard]] explicit operator bool() const noexcept { return !empty(); }
 
-  /// This buffer as an operand for `acquire_all` in its run-time form.
+  /// Makes a request for this buffer, for the run-time form of `acquire_all`.
   [[nodiscard]] LeaseRequest request(Access access) const noexcept { return {id_, access}; }
-  /// Whether the buffer is on that allocator; not if it is empty.
+  /// Returns whether the buffer is on that allocator; false if it is empty.
   [[nodiscard]] bool is_on(P const& pager) const noexcept { return pager_ == &pager; }
   template <class Q>
   [[nodiscard]] bool is_on(Q const& /*pager*/) const noexcept {
     return false;
   }
-  /// Turns a lease on this buffer, acquired for `access` in its run-time form, into the type that
-  /// belongs to `access`.
+  /// Converts a lease on this buffer that was acquired for `access` in the run-time form to the
+  /// type that `acquire<access>` returns.
   template <Access access>
   [[nodiscard]] LeaseFor<lease_type, access> typed(lease_type lease) const noexcept {
     SPILLWAY_ASSERT(lease.block() == id_ && lease.access() == access);
     return LeaseFor<lease_type, access>{std::move(lease)};
   }
 
-  /// The pager that owns the block. @throws ContractViolation for an empty buffer
+  /// Returns the pager that owns the block. @throws ContractViolation for an empty buffer
   [[nodiscard]] P& pager(CallSite site = {}) const {
     expects(pager_ != nullptr,
             "the buffer is empty: it was moved from, reset or never filled",

@@ -21,15 +21,16 @@
 
 namespace spillway {
 
-/// A lease on a tensor: its address, its extents and its strides.
+/// Keeps a tensor on the device, at one address, for as long as the lease lives, and gives access
+/// to its elements.
 ///
-/// `TensorLease<T const, Rank, P>` is a lease for `Access::read`: nothing can be written through
-/// it. The run-time form of `SwappableTensor::acquire` gives `T*` for every access; there a write
-/// under a lease for `Access::read` is lost when the tensor leaves the device.
+/// `TensorLease<T const, Rank, P>` is a lease for `Access::read`, through which nothing can be
+/// written. The run-time form of `SwappableTensor::acquire` gives `T*` for every access; bytes that
+/// are written under such a lease for `Access::read` are lost when the tensor leaves the device.
 ///
 /// Shape    `extents()`, outermost first; strides count elements.
 /// Threads  thread-compatible.
-/// Streams  as `Lease`: all work with the elements belongs on the stream it was acquired on.
+/// Streams  as `Lease`: enqueue all work that uses the elements on the stream of the `acquire`.
 /// Address  fixed until the lease ends.
 template <class T, std::size_t Rank, Pager P>
 class TensorLease {
@@ -37,19 +38,19 @@ class TensorLease {
   using element_type = T;
   using lease_type = typename P::lease_type;
 
-  /// Holds nothing.
+  /// Makes an empty lease.
   TensorLease() noexcept = default;
-  /// Takes over `lease`, which is on a block of the elements that extents and strides describe.
+  /// Takes over `lease`, whose block contains the elements that extents and strides describe.
   TensorLease(lease_type lease, Extents<Rank> const& extents, Extents<Rank> const& strides) noexcept
       : lease_{std::move(lease)}, extents_{extents}, strides_{strides} {}
 
   /// The first element; null once the lease has ended.
   [[nodiscard]] T* data() const noexcept { return static_cast<T*>(lease_.data()); }
-  /// The elements. A view is not cleared when the lease ends, and must not be used then.
+  /// Returns a view of the elements. It is valid only until the lease ends.
   [[nodiscard]] TensorView<T, Rank> view() const noexcept { return {data(), extents_, strides_}; }
   [[nodiscard]] Extents<Rank> const& extents() const noexcept { return extents_; }
   [[nodiscard]] Extents<Rank> const& strides() const noexcept { return strides_; }
-  /// Number of elements. It is not cleared when the lease ends, and must not be used then.
+  /// Returns the number of elements. The value does not change when the lease ends.
   [[nodiscard]] std::size_t size() const noexcept { return view().size(); }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return lease_.size_bytes(); }
   [[nodiscard]] BlockId block() const noexcept { return lease_.block(); }
@@ -68,9 +69,11 @@ class TensorLease {
   Extents<Rank> strides_{};
 };
 
-/// A dense tensor of `T` in row-major order that lives on the device or in host swap. Move-only.
+/// Owns a dense tensor of `T` in row-major order that is on the device or swapped out to the host.
+/// Move-only.
 ///
-/// `spillway::Tensor<T, Rank>` is the one over `DeviceAllocator` with the default policies.
+/// `spillway::Tensor<T, Rank>` is short for a tensor on a `DeviceAllocator` with the default
+/// policies.
 ///
 /// Shape    `extents()`, outermost first; strides count elements.
 /// Threads  thread-compatible: distinct tensors may be used at once, one tensor may not.
@@ -83,17 +86,18 @@ class SwappableTensor {
   using element_type = T;
   using stream_type = typename P::stream_type;
   using lease_type = TensorLease<T, Rank, P>;
-  /// The result of a typed `acquire`.
+  /// The result type of `acquire` with a template argument.
   template <Access access>
   using lease_for = TensorLease<std::conditional_t<access == Access::read, T const, T>, Rank, P>;
 
-  /// An empty tensor, as after a move: its extents are 0 and nothing may be asked of it.
+  /// Makes an empty tensor, which owns no block, as after a move. Its extents are 0.
   SwappableTensor() noexcept = default;
 
-  /// A tensor without contents: the first use must be an `Access::write`.
+  /// Makes a tensor without contents: the first use must be an `Access::write`.
   ///
   /// @param pager  not owned; must outlive the tensor
-  /// @throws ContractViolation for an extent of 0 or a size that overflows; OutOfDeviceMemory
+  /// @throws ContractViolation for an extent of 0 or a size that overflows; OutOfDeviceMemory and
+  ///         others as `DeviceAllocator::allocate`
   SwappableTensor(P& pager, Extents<Rank> const& extents, CallSite site = {})
       : buffer_{pager, bytes_of(extents, site)}, extents_{extents} {
     std::size_t stride = 1;
@@ -118,7 +122,7 @@ class SwappableTensor {
 
   ~SwappableTensor() = default;
 
-  /// A tensor with the elements of `host`, in row-major order.
+  /// Makes a tensor with the elements of `host`, in row-major order.
   ///
   /// @throws ContractViolation unless `host` has as many elements as the extents; else as above
   /// @stream copies on `stream` and waits on the host until `host` is not needed any more
@@ -132,15 +136,17 @@ class SwappableTensor {
     return tensor;
   }
 
-  /// Makes the tensor resident and holds it there, with the access that the type of the lease
-  /// allows: `read` gives `T const*`, `write` and `read_write` give `T*`. A tensor that is const
-  /// can be acquired for `read` only.
+  /// Makes the tensor resident and keeps it resident, at one address, until the returned lease
+  /// ends. `read` gives a lease with `T const*`, `write` and `read_write` one with `T*`. A const
+  /// tensor can be acquired for `read` only.
   ///
-  /// `write` discards the elements and brings nothing in: each element that is read later has to be
-  /// written under this lease.
+  /// `write` discards the old elements, which are not swapped in: the holder must write all
+  /// elements that are read later.
   ///
   /// @param stream  work enqueued there until the lease ends may use the elements
-  /// @throws OutOfDeviceMemory, OutOfHostMemory, DeviceError, FileTierError; the elements are safe
+  /// @throws as `DeviceAllocator::acquire`: OutOfDeviceMemory, OutOfHostMemory, DeviceError,
+  ///         FileTierError, and ContractViolation for a stream that is being captured; the tensor
+  ///         keeps its elements
   /// @stream  orders `stream` after earlier conflicting uses of the tensor; does not wait
   /// @cost    O(1) when the tensor is resident; else what making room and one swap-in cost
   template <Access access>
@@ -153,8 +159,8 @@ class SwappableTensor {
   [[nodiscard]] lease_for<access> acquire(stream_type stream, CallSite site = {}) {
     return {buffer_.pager(site).acquire(id(), access, stream), extents_, strides_};
   }
-  /// The same three by name. Templates need them, since `acquire<...>` would have to be written
-  /// `template acquire<...>` there.
+  /// The same, with the access in the name. They are shorter in templates, where `acquire<...>` has
+  /// to be written `template acquire<...>`.
   [[nodiscard]] auto acquire_read(stream_type stream, CallSite site = {}) const {
     return acquire<Access::read>(stream, site);
   }
@@ -165,8 +171,8 @@ class SwappableTensor {
     return acquire<Access::read_write>(stream, site);
   }
 
-  /// The run-time form, for code that learns the access when it runs, such as adapters. The lease's
-  /// address is `T*` for every access: see `TensorLease`. @throws as above
+  /// The same with an access that is known only at run time, for code such as adapters. The address
+  /// of the lease is `T*` for every access: see `TensorLease`. @throws as above
   [[nodiscard]] lease_type acquire(Access access, stream_type stream, CallSite site = {}) {
     return {buffer_.pager(site).acquire(id(), access, stream), extents_, strides_};
   }
@@ -191,7 +197,10 @@ class SwappableTensor {
     buffer_.pager().copy_to_host_sync(host.data(), lease.data(), host.size_bytes(), stream);
   }
 
-  /// Chooses how the elements are written while they are away: see `DeviceAllocator::set_codec`.
+  /// Chooses the codec that encodes the elements in the host pool from the next swap-out on: see
+  /// `DeviceAllocator::set_codec`. A codec for another element type does not compile.
+  ///
+  /// @throws as `DeviceAllocator::set_codec`; ContractViolation for an empty tensor
   template <class Codec>
   void set_codec(std::uint64_t tag = 0) {
     if constexpr (requires { typename Codec::element_type; }) {
@@ -201,9 +210,9 @@ class SwappableTensor {
     buffer_.pager().template set_codec<Codec>(id(), tag);
   }
 
-  /// Says how the elements are made again from those of other tensors on the same allocator:
-  /// `make(stream, result, operands...)` enqueues the work, with a view of each tensor. The tensor
-  /// may then leave without a copy: see `DeviceAllocator::set_recipe`.
+  /// Gives the tensor a recipe, which makes its elements again from those of other tensors on the
+  /// same allocator: `make(stream, result, operands...)` enqueues the work and gets a `TensorView`
+  /// of each tensor. The tensor may then leave without a copy: see `DeviceAllocator::set_recipe`.
   ///
   /// ```
   /// y.set_recipe(20us, [](auto stream, auto to, auto from) { gelu(stream, to, from); }, x);
@@ -229,7 +238,7 @@ class SwappableTensor {
           (std::index_sequence_for<Operands...>{});
         });
   }
-  /// A function that gives the view of this tensor's elements at an address.
+  /// Returns a function that makes a view of this tensor's shape from an address.
   template <class Element>
   [[nodiscard]] auto viewer() const {
     return [extents = extents_, strides = strides_](auto* address) {
@@ -257,21 +266,21 @@ class SwappableTensor {
   [[nodiscard]] std::size_t size() const noexcept { return buffer_.size_bytes() / sizeof(T); }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return buffer_.size_bytes(); }
   [[nodiscard]] BlockId id() const noexcept { return buffer_.id(); }
-  /// True if there are no elements: after a move or `reset`, and if there never were any.
+  /// Returns whether the tensor owns no block: default-constructed, moved from or reset.
   [[nodiscard]] bool empty() const noexcept { return buffer_.empty(); }
   [[nodiscard]] explicit operator bool() const noexcept { return !empty(); }
 
-  /// Whether the tensor is on that allocator; not if it is empty.
+  /// Returns whether the tensor is on that allocator; false if it is empty.
   template <class Q>
   [[nodiscard]] bool is_on(Q const& pager) const noexcept {
     return buffer_.is_on(pager);
   }
-  /// This tensor as an operand for `acquire_all` in its run-time form.
+  /// Makes a request for this tensor, for the run-time form of `acquire_all`.
   [[nodiscard]] LeaseRequest request(Access access) const noexcept {
     return buffer_.request(access);
   }
-  /// Turns a lease on this tensor, acquired for `access` in its run-time form, into the type that
-  /// belongs to `access`.
+  /// Converts a lease on this tensor that was acquired for `access` in the run-time form to the
+  /// type that `acquire<access>` returns.
   template <Access access>
   [[nodiscard]] lease_for<access> typed(typename P::lease_type lease) const noexcept {
     SPILLWAY_ASSERT(lease.block() == id() && lease.access() == access);
@@ -300,7 +309,8 @@ class SwappableTensor {
   Extents<Rank> strides_{};
 };
 
-/// A tensor of `T` on `pager`: `make_tensor<float>(allocator, {rows, columns})`.
+/// Makes a tensor of `T` without contents on `pager`: `make_tensor<float>(allocator, {rows,
+/// columns})`. @throws as the constructor of `SwappableTensor`
 template <class T, std::size_t Rank, Pager P>
 [[nodiscard]] SwappableTensor<T, Rank, P>
 make_tensor(P& pager, std::size_t const (&extents)[Rank], CallSite site = {}) {

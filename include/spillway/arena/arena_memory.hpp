@@ -14,12 +14,12 @@
 
 namespace spillway::detail {
 
-/// How an arena gets memory from its device: in reservations, each with addresses of its own, or in
-/// pieces that are mapped into one range of addresses.
+/// Takes memory from a device for an arena, and gives it back: in reservations, each with addresses
+/// of its own, or in pieces that are mapped into one range of addresses, the line.
 ///
-/// Pieces can come and go one by one, so an arena that is made of them grows without being split.
-/// The device must then model `VirtualMemoryApi`. PyTorch's expandable segments do the same. Pieces
-/// that lie side by side are mapped, and unmapped, by one call of the device.
+/// Pieces can be added and removed one by one, so an arena on a line grows and shrinks without
+/// being split into segments. The device must then model `VirtualMemoryApi`. PyTorch's expandable
+/// segments work in the same way. One device call maps, or unmaps, pieces that are adjacent.
 ///
 /// Threads  thread-compatible.
 template <DeviceApi Device>
@@ -27,8 +27,9 @@ class ArenaMemory {
  public:
   static constexpr bool is_thread_safe = false;
 
-  /// In pieces of at most `piece_bytes`, in `line_bytes` of addresses, if `line_bytes` is not 0.
-  /// `device` is not owned and must outlive this object.
+  /// If `line_bytes` is not 0, reserves a line of that many bytes of addresses, for pieces of at
+  /// most `piece_bytes`; else memory is taken in reservations. `device` is not owned and must
+  /// outlive this object.
   ///
   /// @throws DeviceError; ContractViolation if the device has no virtual memory
   ArenaMemory(Device& device, std::size_t line_bytes, std::size_t piece_bytes) : device_{&device} {
@@ -36,7 +37,7 @@ class ArenaMemory {
       if (line_bytes != 0) {
         granularity_bytes_ = device.granularity_bytes();
         line_bytes_ = round_up(line_bytes, granularity_bytes_);
-        // No more than the line, since to round up what is near the largest number gives 0.
+        // Limited to the line, since rounding up a number near the largest would overflow.
         piece_bytes_ =
             round_up(std::clamp<std::size_t>(piece_bytes, 1, line_bytes_), granularity_bytes_);
         base_ = static_cast<std::byte*>(device.reserve_address(line_bytes_));
@@ -47,7 +48,7 @@ class ArenaMemory {
   }
   ArenaMemory(ArenaMemory const&) = delete;
   ArenaMemory& operator=(ArenaMemory const&) = delete;
-  /// Precondition: reservations have been released.
+  /// @pre reservations have been released
   ~ArenaMemory() {
     if constexpr (VirtualMemoryApi<Device>) {
       if (base_ != nullptr) {
@@ -60,7 +61,7 @@ class ArenaMemory {
   [[nodiscard]] bool is_one_line() const noexcept { return base_ != nullptr; }
   [[nodiscard]] std::byte* base() const noexcept { return base_; }
   [[nodiscard]] std::size_t line_bytes() const noexcept { return line_bytes_; }
-  /// Pieces are multiples of it.
+  /// Returns the number of which the sizes of pieces are multiples.
   [[nodiscard]] std::size_t granularity_bytes() const noexcept { return granularity_bytes_; }
 
   /// Takes memory from the device: at `segment.address` on a line, else anywhere, which sets the
@@ -91,7 +92,7 @@ class ArenaMemory {
     return segment.address != nullptr;
   }
 
-  /// Gives memory back to the device that no work uses any more: on a line whole pieces, else a
+  /// Gives memory that no work uses any more back to the device: whole pieces of a line, else a
   /// whole reservation.
   void release(Segment const& segment) noexcept {
     if constexpr (VirtualMemoryApi<Device>) {
@@ -104,8 +105,8 @@ class ArenaMemory {
     device_->release(segment.address, segment.bytes);
   }
 
-  /// The whole pieces at the upper end of [begin, end), which is mapped: as many as make up
-  /// `bytes`, or all.
+  /// Returns the whole pieces at the upper end of the mapped addresses [begin, end): as many as
+  /// contain `bytes`, or all.
   [[nodiscard]] Segment
   top_pieces(std::byte* begin, std::byte* end, std::size_t bytes) const noexcept {
     Segment top;
@@ -139,7 +140,7 @@ class ArenaMemory {
 
   using Pieces = std::map<std::byte*, Piece>;  // by address
 
-  /// Maps new pieces to [begin, end): of `piece_bytes_`, and a smaller one last.
+  /// Maps new pieces of `piece_bytes_` to [begin, end); the last one may be smaller.
   bool try_add_pieces(std::byte* begin, std::byte* end) requires VirtualMemoryApi<Device> {
     while (begin != end) {
       auto const left = static_cast<std::size_t>(end - begin);
@@ -158,7 +159,7 @@ class ArenaMemory {
     Pieces added;
     auto const release_added = [&]() noexcept {
       for (auto const& [address, piece] : added) {
-        if (piece.bytes != 0) {  // else it could not be created
+        if (piece.bytes != 0) {  // 0: it could not be created
           device_->release_physical(piece.physical);
         }
       }

@@ -11,10 +11,10 @@
 
 namespace spillway::detail {
 
-/// The free pieces of a `PageArena`'s memory: in the order in which they became free, and for each
-/// size in that order, too.
+/// An index of the free pieces of a `PageArena`: all of them, and those of each size, are listed in
+/// the order in which they became free.
 ///
-/// Units    pages; a piece is a number below what the constructor was told.
+/// Units    sizes are in pages; a piece is named by a number below the constructor's `pieces`.
 /// Threads  thread-compatible.
 /// Cost     O(1), and for the nearest size in use O(distance / 64).
 class FreePieces {
@@ -22,11 +22,11 @@ class FreePieces {
   static constexpr bool is_thread_safe = false;
   static constexpr std::uint32_t none = UINT32_MAX;
 
-  /// Of pieces below `pieces`, each of at most `most_pages`. @throws std::bad_alloc
+  /// For up to `pieces` pieces, each of at most `most_pages`. @throws std::bad_alloc
   FreePieces(std::size_t pieces, std::size_t most_pages)
       : nodes_(pieces), sizes_(most_pages + 1), sizes_in_use_(most_pages / 64 + 1) {}
 
-  /// Adds a piece, which has become free last.
+  /// Adds a piece as the one that has become free last.
   void add(std::uint32_t piece, std::uint32_t pages) noexcept {
     nodes_[piece] = {{Links{all_.last, none}, Links{sizes_[pages].last, none}}, pages, 0};
     link(piece);
@@ -40,7 +40,8 @@ class FreePieces {
     }
     node.pages_before = std::exchange(node.pages, 0);
   }
-  /// Undoes `take`: the piece has its old place in the order. The last one taken is put back first.
+  /// Undoes `take`: puts a piece back to its old place in the order. Pieces must be put back in the
+  /// opposite order of `take`.
   void put_back(std::uint32_t piece) noexcept {
     nodes_[piece].pages = nodes_[piece].pages_before;
     link(piece);
@@ -48,17 +49,18 @@ class FreePieces {
 
   [[nodiscard]] bool has(std::uint32_t piece) const noexcept { return nodes_[piece].pages != 0; }
 
-  // Each gives the piece that has been free for longest of those it asks for, or none.
+  // Each of these functions returns the piece that has been free for longest among those described,
+  // or `none`.
 
   [[nodiscard]] std::uint32_t oldest() const noexcept { return all_.first; }
   [[nodiscard]] std::uint32_t of_size(std::size_t pages) const noexcept {
     return sizes_[pages].first;
   }
-  /// Of the largest size up to `pages`.
+  /// Among pieces of the largest size that is at most `pages`.
   [[nodiscard]] std::uint32_t at_most(std::size_t pages) const noexcept {
     return of_size_in_use(previous_bit(sizes_in_use_, pages + 1));
   }
-  /// Of the smallest size from `pages` on.
+  /// Among pieces of the smallest size that is at least `pages`.
   [[nodiscard]] std::uint32_t at_least(std::size_t pages) const noexcept {
     return of_size_in_use(next_bit(sizes_in_use_, pages));
   }
@@ -74,14 +76,14 @@ class FreePieces {
   struct Node {
     std::array<Links, 2> links;
     std::uint32_t pages = 0;         // 0: not free
-    std::uint32_t pages_before = 0;  // when it was taken last
+    std::uint32_t pages_before = 0;  // its size when it was last taken
   };
   struct List {
     std::uint32_t first = none;
     std::uint32_t last = none;
   };
 
-  /// Of a size that is in use, or none if there is no such size.
+  /// Among pieces of `pages` pages; `none` if `pages` is the result of a search that found no size.
   [[nodiscard]] std::uint32_t of_size_in_use(std::size_t pages) const noexcept {
     return pages < sizes_.size() ? sizes_[pages].first : none;
   }

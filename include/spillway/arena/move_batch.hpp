@@ -25,8 +25,8 @@ struct MergedMove {
   std::byte* to = nullptr;
   std::byte* from = nullptr;
   std::size_t bytes = 0;
-  std::size_t moves = 0;  ///< of the plan, one for each block
-  std::size_t after = 0;  ///< those with a lower number than this belong to earlier batches
+  std::size_t moves = 0;  ///< number of moves of the plan that were merged, one for each block
+  std::size_t after = 0;  ///< merged moves with a lower number must be in earlier batches
 
   [[nodiscard]] std::size_t distance() const noexcept {
     return static_cast<std::size_t>(from < to ? to - from : from - to);
@@ -34,14 +34,14 @@ struct MergedMove {
   [[nodiscard]] bool overlaps_itself() const noexcept { return distance() < bytes; }
 };
 
-/// How a merged move is copied: through scratch or not, and in pieces of how many bytes.
+/// How a merged move is copied: through the bounce range or not, and in pieces of how many bytes.
 struct MoveCopies {
   bool is_bounced = false;
   std::size_t piece_bytes = 0;
-  std::size_t count = 0;  ///< copies in all
+  std::size_t count = 0;  ///< number of copies
 
-  /// The copies that never overlap and take the least time. Through scratch every byte is copied
-  /// twice, so that is chosen only where the pieces would be many and small.
+  /// Chooses copies that do not overlap and take the least time. Through the bounce range every
+  /// byte is copied twice, so that is chosen only if there would be many small pieces otherwise.
   [[nodiscard]] static MoveCopies of(MergedMove const& move, Bounce const& bounce) noexcept {
     std::size_t const piece = std::min(move.bytes, move.distance());
     if (piece == 0) {
@@ -59,20 +59,22 @@ struct MoveCopies {
     return direct;
   }
 
-  /// The bytes that a device copies in the time that a copy which waits for the one before takes to
-  /// begin: some 2 us at 2 TB/s.
+  /// How many bytes a device could copy in the time that a copy takes to start after the one that
+  /// it waits for: 2 us at 2 TB/s.
   static constexpr std::size_t bytes_for_a_call = 4_MiB;
-  static constexpr std::size_t most_refusals = 8;  ///< of copies back, before a block is given up
+  static constexpr std::size_t most_refusals = 8;  ///< tries to undo a move before a block is lost
 };
 
-/// Moves of a plan, merged where that is possible, which are enqueued in batches. The copies of a
-/// batch may be made in any order: none of them writes what another one reads or writes.
+/// Merges the moves of a plan where possible and divides them into batches. The copies of a batch
+/// may run in any order: none of them writes bytes that another one reads or writes.
 ///
-/// Threads  thread-compatible. Keeps its memory.
+/// Threads  thread-compatible. Keeps its memory for later plans.
 template <class = detail::Lazily>
 class BasicMergedMoves {
  public:
-  /// @param moves  in order of execution: each finds its destination free after those before it
+  /// Reads the moves of a plan.
+  ///
+  /// @param moves  in order of execution: the destination of each is free after those before it
   /// @throws std::bad_alloc
   /// @cost   O(m) for m moves if their sources and their destinations are in order of address, else
   ///         O(m log m)
@@ -90,7 +92,8 @@ class BasicMergedMoves {
 
   [[nodiscard]] std::size_t size() const noexcept { return merged_.size(); }
 
-  /// As many as may be one batch, from number `first` on. A move that overlaps itself is alone.
+  /// Returns the batch that begins with merged move number `first`. A move that overlaps itself is
+  /// a batch of its own.
   [[nodiscard]] std::span<MergedMove const> batch(std::size_t first) const noexcept {
     std::size_t end = first + 1;
     while (!merged_[first].overlaps_itself() && end < merged_.size() &&
@@ -101,7 +104,7 @@ class BasicMergedMoves {
   }
 
  private:
-  /// Bytes that a merged move reads or writes.
+  /// The addresses that a merged move reads, or those that it writes.
   struct Side {
     std::byte const* begin;
     std::byte const* end;
@@ -109,7 +112,7 @@ class BasicMergedMoves {
     bool is_written;
   };
 
-  /// Makes `next` a part of the last merged move, which ends with the move `last`.
+  /// Tries to merge `next` into the last merged move, of which `last` is the last part.
   bool try_join(Move const& last, Move const& next) noexcept {
     if (last.from_segment != next.from_segment || last.to_segment != next.to_segment) {
       return false;
@@ -117,7 +120,7 @@ class BasicMergedMoves {
     MergedMove& move = merged_.back();
     bool const is_above = next.from == move.from + move.bytes && next.to == move.to + move.bytes;
     bool const is_below = next.from + next.bytes == move.from && next.to + next.bytes == move.to;
-    // A block that moves on from where this has put it reads what this writes.
+    // True if `next` reads what the merged move writes: a block that is moved twice.
     bool const moves_on = next.from < move.to + move.bytes && move.to < next.from + next.bytes;
     if ((!is_above && !is_below) || moves_on) {
       return false;
@@ -129,8 +132,8 @@ class BasicMergedMoves {
     return true;
   }
 
-  /// Sets `after` of each: goes through what all of them read and write in order of address and
-  /// compares what overlaps.
+  /// Sets `after` of each merged move: goes through all reads and writes in order of address and
+  /// compares those that overlap.
   void find_order() {
     reads_.clear();
     writes_.clear();
@@ -139,7 +142,7 @@ class BasicMergedMoves {
       reads_.push_back({move.from, move.from + move.bytes, i, false});
       writes_.push_back({move.to, move.to + move.bytes, i, true});
     }
-    // Blocks that slide down, and those that go to gaps of their own size, are in order already.
+    // Usually sorted already: blocks that slide down or go to gaps of their size are.
     auto const is_lower = [](Side const& a, Side const& b) {
       return std::less<>{}(a.begin, b.begin);
     };
@@ -155,7 +158,7 @@ class BasicMergedMoves {
     std::for_each(read, reads_.cend(), [this](Side const& side) { compare_with_open(side); });
   }
 
-  /// Compares `side` with what reaches beyond its begin, and adds it to that.
+  /// Compares `side` with the earlier sides that overlap it, and adds it to `open_`.
   void compare_with_open(Side const& side) {
     for (std::size_t i = 0; i < open_.size();) {
       Side const& other = open_[i];
@@ -174,26 +177,25 @@ class BasicMergedMoves {
   }
 
   std::vector<MergedMove> merged_;
-  // Of `find_order`.
+  // Used by `find_order` only.
   std::vector<Side> reads_;
   std::vector<Side> writes_;
-  std::vector<Side> open_;  // what reaches beyond the begin of the side that is looked at
+  std::vector<Side> open_;  // the sides that end after the beginning of the present one
 };
 
 using MergedMoves = BasicMergedMoves<>;
 
-/// How many moves are looked at together, and the most that are one batch. To look at so many takes
-/// the host some 100 us.
+/// How many moves are merged at a time, which also limits a batch. The host needs about 100 us for
+/// so many.
 inline constexpr std::size_t moves_at_once = 8192;
 
-/// Enqueues the copies of a move that overlaps itself.
+/// Enqueues the copies of a move that overlaps itself. If the device refuses a copy, the pieces
+/// that were moved are moved back.
 ///
-/// If the device refuses a copy, the pieces that were moved are moved back.
-///
-/// @throws  DeviceError with the blocks where they were; BlockLost if the way back was refused too,
-///          again and again
-/// @param   moved_bytes  at a `BlockLost`, how many bytes of the move, from the side it goes to,
-///          are where they were to go; the others are where they were
+/// @param   moved_bytes  set if BlockLost is thrown: so many bytes of the move, on the side that it
+///                       moves to, are at their destination; the others are where they were
+/// @throws  DeviceError with the blocks where they were; BlockLost if the device has also refused
+///          to move pieces back, several times
 template <DeviceApi Device>
 void enqueue_slide(Device& device,
                    MergedMove const& move,
@@ -241,17 +243,18 @@ void enqueue_slide(Device& device,
 
 }  // namespace detail
 
-/// Enqueues the moves of a plan with few calls of the device, none of which overlaps itself.
+/// Enqueues the moves of a plan with few device calls, and as copies that do not overlap
+/// themselves.
 ///
-/// Blocks that lie side by side and move by the same distance are copied as one. Copies that may be
-/// made in any order are enqueued as one batch, where the device takes batches; a copy that writes
-/// where an earlier one reads begins the next batch. What moves by less than its length goes in
-/// pieces, no longer than the distance and from the side that it moves to, or through `bounce`
-/// where they would be many. If the device refuses a copy, the blocks of that batch, or of those
-/// pieces, stay whole where they were.
+/// Adjacent blocks that move by the same distance are copied as one. Copies that may run in any
+/// order are enqueued as one batch, if the device takes batches; a copy that writes where an
+/// earlier one reads begins the next batch. A move by less than its length is made in pieces that
+/// are no longer than the distance, beginning at the side to which it moves, or through `bounce` if
+/// there would be many pieces. If the device refuses a copy, the blocks of that batch, or of that
+/// move, are intact at their old addresses.
 ///
-/// Of very many moves the first `detail::moves_at_once` are enqueued before the others are looked
-/// at, so that the device does not wait for the host.
+/// If there are very many moves, the first `detail::moves_at_once` are enqueued before the others
+/// are examined, so that the device does not wait for the host.
 ///
 /// Example: of 1024 blocks of 1 KiB every second one is gone, and the others slide down. The second
 /// one goes to where the first was, so it must wait for the first; the third goes into a gap, and
@@ -261,9 +264,9 @@ void enqueue_slide(Device& device,
 /// @param done    set to the number of moves that are enqueued, from the front; also if this throws
 /// @param before  called with the number of each move, in order, before it is enqueued: makes
 ///                `stream` wait for the last uses of its destination and of its block
-/// @throws  DeviceError, std::bad_alloc, what `before` throws, with the other blocks where they
-///          were; BlockLost if move number `done` was torn: the way back was refused too, again and
-///          again
+/// @throws  DeviceError, std::bad_alloc, what `before` throws; blocks that were not moved are then
+///          intact where they were. BlockLost if move number `done` was made in part and could not
+///          be undone, so that its block is lost
 /// @stream  enqueues the copies; does not wait
 /// @cost    O(copies) and that of `detail::MergedMoves` for m moves
 template <DeviceApi Device, std::invocable<std::size_t> Before>

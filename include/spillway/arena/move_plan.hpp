@@ -11,7 +11,8 @@
 namespace spillway {
 namespace detail {
 
-/// Ranges of the arena that a plan has claimed between begin and commit. In granules.
+/// The arena's data about a plan: the ranges that it claims between begin and commit. Sizes and
+/// places are in granules.
 struct MoveClaims {
   /// Free bytes the plan needs: `count` granules from `first`, at or after the start of `node`.
   struct Piece {
@@ -36,10 +37,10 @@ struct MoveClaims {
 
   std::vector<Piece> pieces;  // in order of address
   std::vector<Step> steps;    // in order of execution
-  std::uint64_t version = 0;  // of the arena when the plan was made
+  std::uint64_t version = 0;  // version of the arena when the plan was made
   bool is_begun = false;
 
-  std::vector<std::uint32_t> nodes;  // claimed and moving, in order of address
+  std::vector<std::uint32_t> nodes;  // claimed and moving ranges, in order of address
   std::vector<Step> blocks;          // one for each moving block
   std::vector<Section> sections;
   std::vector<std::uint32_t> spare;  // nodes for the free ranges that will be left
@@ -47,17 +48,19 @@ struct MoveClaims {
 
 }  // namespace detail
 
-/// Blocks to move so that one free range becomes large enough, in order of execution.
+/// A plan for compaction: which blocks to move, in order of execution, so that one free range
+/// becomes large enough.
 ///
-/// A plan is begun in the critical section that made it, and committed once. In between, the thread
-/// that moves the blocks makes its stream wait for `fence` and calls `enqueue_moves`.
+/// A plan must be begun in the critical section in which it was made, and committed once. In
+/// between, the thread that moves the blocks makes its stream wait for `fence` and calls
+/// `enqueue_moves`.
 struct CompactionPlan {
   std::vector<Move> moves;      ///< a block may be moved twice
-  std::size_t cost_bytes = 0;   ///< sum over the moves
+  std::size_t cost_bytes = 0;   ///< sum of the bytes moved
   std::size_t makes_bytes = 0;  ///< size of the free range afterwards
   Bounce bounce;                ///< scratch, from begin to commit; empty if another plan has it
   Fence fence;                  ///< last uses of the scratch
-  detail::MoveClaims claims;    ///< the arena's own
+  detail::MoveClaims claims;    ///< internal data of the arena
 };
 
 }  // namespace spillway

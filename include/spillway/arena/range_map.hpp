@@ -19,10 +19,11 @@
 
 namespace spillway::detail {
 
-/// The ranges of some segments, each linked to its neighbours by address, with their fences.
+/// The linked list of an arena's ranges by address, with their fences. It only stores places and
+/// links; `RangeMap` makes the decisions.
 ///
-/// All segments lie on one line of granules with at least one granule between them; no range
-/// reaches across. Keeps links and places and makes no decision.
+/// All segments are placed on one line of granules with at least one granule between them, so no
+/// range extends over two segments.
 ///
 /// Units    granules from the start of the line; a node is the number of a range.
 /// Threads  thread-compatible.
@@ -36,7 +37,7 @@ class BasicRangeList {
     std::byte* base = nullptr;
     std::uint32_t first = 0;
     std::uint32_t count = 0;       ///< 0: not in use
-    std::uint32_t wall = no_node;  ///< a node that is no range: before the first, after the last
+    std::uint32_t wall = no_node;  ///< sentinel node before the first range and after the last
     std::uintptr_t origin = 0;     ///< where granule 0 of the line would be, modulo 2^64
 
     [[nodiscard]] std::uint32_t end() const noexcept { return first + count; }
@@ -88,7 +89,7 @@ class BasicRangeList {
     return node;
   }
 
-  /// Takes out the segment of `node`, which is all there is in it, and the node.
+  /// Removes the segment of `node`, which must be its only range, and the node.
   void remove_segment(std::uint32_t node) noexcept {
     std::uint16_t const segment = table[node].segment;
     table.release(node);
@@ -97,7 +98,7 @@ class BasicRangeList {
     segments_.erase(std::find(segments_.begin(), segments_.end(), segment));
   }
 
-  /// A node for a new range. @throws std::bad_alloc; nothing has changed then
+  /// Returns a node for a new range. @throws std::bad_alloc; nothing has changed then
   [[nodiscard]] std::uint32_t acquire() {
     if (table.idle_nodes() == 0) {
       grow();
@@ -121,7 +122,7 @@ class BasicRangeList {
     connect(node, next);
   }
 
-  /// Lets each of two neighbours know whether the other one is free.
+  /// Sets in each of two neighbours the flag that says whether the other one is free.
   void introduce(std::uint32_t low, std::uint32_t high) noexcept {
     table[low].set(RangeNode::is_next_free, is_free(high));
     table[high].set(RangeNode::is_prev_free, is_free(low));
@@ -155,7 +156,7 @@ class BasicRangeList {
 
   /// The address of a granule that lies in `segment`.
   [[nodiscard]] std::byte* address(std::uint16_t segment, std::uint32_t granule) const noexcept {
-    // In numbers, since the origin itself may lie outside all memory. It may have wrapped around;
+    // Computed in integers, since the origin is not a valid address. It may have wrapped around;
     // the sum wraps back. NOLINTNEXTLINE(performance-no-int-to-ptr)
     return reinterpret_cast<std::byte*>(spans_[segment].origin +
                                         std::size_t{granule} * granule_bytes);
@@ -184,7 +185,7 @@ class BasicRangeList {
   RangeTable table;
 
  private:
-  // Out of line, so that what is done each time stays small enough to be inlined.
+  // Rarely called and not inlined, so that its callers stay small enough to be inlined.
   [[gnu::noinline]] static void join(Fence& into, Fence const& fence) noexcept { into.add(fence); }
   [[gnu::noinline]] void grow() {
     if (fences_.size() == table.nodes()) {
@@ -200,10 +201,11 @@ class BasicRangeList {
 
 using RangeList = BasicRangeList<>;
 
-/// Which granules of an arena's segments are free, taken or on the move. Bookkeeping only.
+/// Keeps account of which granules of an arena's segments are free, taken or being moved. Makes no
+/// device call.
 ///
-/// Free neighbours are always joined, and a free range carries the fences of all that was given
-/// back there. A move changes the place of a range and never its number.
+/// Free neighbours are always joined, and a free range has the fences of all that was given back in
+/// it. A move changes the place of a range and never its number.
 ///
 /// Units    granules from the start of the line; a node is the number of a range.
 /// Threads  thread-compatible.
@@ -226,7 +228,7 @@ class RangeMap {
     ++version_;
   }
 
-  /// Takes out a segment that is wholly free, if there is one.
+  /// Removes a segment that is wholly free and returns it, if there is one.
   [[nodiscard]] std::optional<Segment> detach_segment() noexcept {
     for (std::uint16_t const index : list_.segments()) {
       RangeList::Span const& span = list_.span(index);
@@ -297,7 +299,7 @@ class RangeMap {
 
   /// Takes `count` granules for `owner`. @returns the new range, `no_node` when no free range fits
   ///
-  /// @param fence  gets what the range's first user waits for; the range forgets it
+  /// @param fence  set to the fence that the range's first user waits for
   /// @throws std::bad_alloc; nothing has changed then
   [[nodiscard]] std::uint32_t take(std::uint32_t count, BlockId owner, Fence& fence) {
     RangeTable& table = list_.table;
@@ -315,7 +317,7 @@ class RangeMap {
       table[table[from].next].clear(RangeNode::is_prev_free);
     } else {
       node = list_.acquire();
-      // Which end it is cannot be predicted, so it chooses values and not branches.
+      // Computed without a branch, since the processor cannot predict which end it is.
       RangeNode const& rest = table[from];
       std::uint32_t const first = rest.first;
       std::uint32_t const left = rest.count - count;
@@ -369,8 +371,8 @@ class RangeMap {
     Needs const needs = needs_of(claims);
     claims.nodes.reserve(needs.claims + claims.blocks.size());
     claims.sections.reserve(needs.sections);
-    // A section has at most one free range more than blocks in the end, and for these there are
-    // the nodes of what is claimed now.
+    // In the end a section has at most one free range more than it has blocks. They reuse the nodes
+    // of what is claimed now.
     std::size_t const most_gaps = claims.blocks.size() + needs.sections;
     std::size_t const spare = needs.cuts + most_gaps - std::min(most_gaps, needs.claims);
     claims.spare.reserve(spare + needs.claims);
@@ -423,7 +425,7 @@ class RangeMap {
     }
     sort_runs(claims.blocks, is_lower);
     collect_sections(claims);
-    // From the top down, since what add_free takes away is at the upper side of what it joins.
+    // From the top down, since `add_free` removes the upper one of the ranges that it joins.
     for (; !claims.sections.empty(); claims.sections.pop_back()) {
       rebuild(claims, claims.sections.back(), moved);
     }
@@ -441,7 +443,7 @@ class RangeMap {
   [[nodiscard]] RangeTable const& table() const noexcept { return list_.table; }
   [[nodiscard]] Fit const& fit() const noexcept { return fit_; }
   [[nodiscard]] std::uint32_t largest() const noexcept { return fit_.largest(list_.table); }
-  /// Counts the changes: while it stays the same, so does everything else.
+  /// Returns the number of changes so far: while it is the same, nothing has changed.
   [[nodiscard]] std::uint64_t version() const noexcept { return version_; }
 
  private:
@@ -452,7 +454,7 @@ class RangeMap {
   // How much a plan claims.
   struct Needs {
     std::size_t claims = 0;  // free ranges, or parts of them
-    std::size_t cuts = 0;    // at most: nodes for the parts that free ranges are cut into
+    std::size_t cuts = 0;    // upper limit: nodes for the parts that free ranges are cut into
     std::size_t sections = 0;
   };
 
@@ -475,7 +477,7 @@ class RangeMap {
 
   [[nodiscard]] Needs needs_of(MoveClaims const& claims) {
     Needs needs;
-    std::uint32_t section_end = 0;  // granule 0 may be the first of a section, so this is one more
+    std::uint32_t section_end = 0;  // plus 1, so that 0 means that there is no section yet
     auto const add = [&](std::uint32_t first, std::uint32_t end) noexcept {
       needs.sections += first + 1 != section_end ? 1U : 0U;
       section_end = end + 1;
@@ -503,13 +505,13 @@ class RangeMap {
     return needs;
   }
 
-  // Chooses without a branch, where a compiler would take one: 0 - 1 wraps to all bits set.
+  // Returns `first` or `second` without a branch: 0 - 1 wraps to a mask of all bits.
   static std::uint32_t pick(bool is_first, std::uint32_t first, std::uint32_t second) noexcept {
     return second ^ ((first ^ second) & (0U - static_cast<std::uint32_t>(is_first)));
   }
 
-  // Joins a range that has become free to its free neighbours, and indexes it. Of two ranges that
-  // become one, the one at the lower address lives on, unless it is the new one.
+  // Joins a range that has become free with its free neighbours, and indexes it. Of two ranges that
+  // are joined, the node of the lower one is kept, unless that is the new one.
   void add_free(std::uint32_t node) noexcept {
     RangeTable& table = list_.table;
     RangeNode& range = table[node];
@@ -684,7 +686,7 @@ class RangeMap {
     put_gap(section.first);
     list_.connect(section.prev, next);
 
-    std::uint32_t low = section.prev;  // both may be the segment's wall
+    std::uint32_t low = section.prev;  // `low` and `high` may both be the segment's wall
     do {
       list_.introduce(low, table[low].next);
       low = table[low].next;

@@ -22,31 +22,31 @@
 
 namespace spillway::detail {
 
-/// Neighbouring ranges of one segment: from `from` on up to `past`, which is a range or the
-/// segment's wall and not one of them.
+/// Neighbouring ranges of one segment, from `from` up to `past`, which is the first that is not
+/// included or the segment's wall.
 struct Stretch {
   std::uint32_t from = 0;
   std::uint32_t past = 0;
 };
 
-/// Which ranges of an arena are looked at to find room: all of them, or those around some free
+/// The ranges of an arena that a search for room looks at: all of them, or those around some free
 /// ranges.
 ///
-/// Where there are many ranges, to look at all takes the host far longer than it takes the device
-/// to move a little more than the least. A search therefore begins with a few of them, where the
-/// largest free ones are, and widens eightfold until it finds something or has seen everything.
+/// If there are many ranges, looking at all of them takes the host far longer than the device would
+/// need to carry out a plan that is not quite the best. So a search begins with a few ranges around
+/// the largest free ones, and is widened eightfold until it finds something or has seen all.
 ///
-/// Threads  thread-compatible. Keeps its memory.
+/// Threads  thread-compatible. Keeps its memory for later searches.
 template <class = Lazily>
 class BasicSearchScope {
  public:
-  /// The number of ranges to look at first, where up to `few` of `ranges` may be looked at without
-  /// need.
+  /// Returns the number of ranges for the first search, if searching up to `few` of the `ranges`
+  /// costs little.
   [[nodiscard]] static std::size_t narrowest(std::size_t ranges, std::size_t few) noexcept {
     std::size_t const most = std::min(ranges / (4 * growth), few);
     return ranges <= few ? all_ranges : up_to(std::max(most, least_at_first), ranges);
   }
-  /// The next more than `most`, after which `all_ranges` comes at last.
+  /// Returns the number of ranges for the search after one of `most` ranges; `all_ranges` at last.
   [[nodiscard]] static std::size_t wider(std::size_t most, std::size_t ranges) noexcept {
     return most > ranges / growth ? all_ranges : up_to(most * growth, ranges);
   }
@@ -59,14 +59,14 @@ class BasicSearchScope {
     is_part_ = false;
   }
 
-  /// Takes about `most` ranges around the free ranges that `fit` says are large.
+  /// Selects about `most` ranges around the free ranges that are the largest by `fit`.
   ///
   /// @throws std::bad_alloc
   /// @cost   O(most log most)
   template <class Fit>
   void read_around_large(RangeList const& list, Fit const& fit, std::size_t most) {
-    // As many stretches as each has ranges: both what lies around a gap and where else there is
-    // room count.
+    // As many stretches as each has ranges, since both matter: the surroundings of a gap, and the
+    // number of gaps.
     auto const side = static_cast<std::size_t>(square_root(most));
     stretches_.clear();
     seeds_.clear();
@@ -83,16 +83,16 @@ class BasicSearchScope {
     }
   }
 
-  /// Without overlap, in order of address.
+  /// Returns the stretches in order of address. They do not overlap.
   [[nodiscard]] std::span<Stretch const> stretches() const noexcept { return stretches_; }
-  /// False if they are all there is.
+  /// Returns false if the stretches are the whole arena.
   [[nodiscard]] bool is_part() const noexcept { return is_part_; }
 
  private:
   static constexpr std::size_t growth = 8;
   static constexpr std::size_t least_at_first = 8;
 
-  // Not a large part, which costs as much as all and may find nothing.
+  // Returns `all_ranges` in place of a large part, which would cost as much and might find nothing.
   static std::size_t up_to(std::size_t most, std::size_t ranges) noexcept {
     return most > ranges / 4 ? all_ranges : most;
   }
@@ -124,10 +124,10 @@ class BasicSearchScope {
 
 using SearchScope = BasicSearchScope<>;
 
-/// The window in `scope` of at least `count` granules with the lowest cost; the lowest address
-/// among equals.
+/// Returns the window in `scope` of at least `count` granules that costs least to evict; among
+/// equals the one with the lowest address.
 ///
-/// @param price  what evicting a block costs, as an optional number; nothing if it may not leave
+/// @param price  function that returns what evicting a block costs, nothing if it may not leave
 /// @throws std::bad_alloc
 /// @cost   O(ranges in the scope): the cheapest window that ends at a range starts as late as it
 ///         can
@@ -146,7 +146,7 @@ template <class Price>
     std::uint64_t granules;
     std::uint64_t cost;
   };
-  std::vector<Item> items;  // of the stretch between two ranges that must stay
+  std::vector<Item> items;  // the ranges between two that must stay
   std::optional<Window> best;
   for (Stretch const& stretch : scope.stretches()) {
     std::size_t from = 0;
@@ -195,9 +195,9 @@ template <class Price>
   return window;
 }
 
-/// The ranges of an arena as a planner wants them: blocks in a row, gaps implied.
+/// Converts the ranges of an arena to the `Layout` of a compaction policy, and the policy's plan
+/// back to moves of ranges. Keeps its memory for the next pass.
 ///
-/// Turns what a planner answers back into moves of ranges. Keeps its memory for the next pass.
 /// Threads  thread-compatible.
 template <class = Lazily>
 class BasicLayoutSnapshot {
@@ -207,9 +207,9 @@ class BasicLayoutSnapshot {
   /// `granules_per_look` is as in `Layout`.
   explicit BasicLayoutSnapshot(double granules_per_look) : granules_per_look_{granules_per_look} {}
 
-  /// Reads the ranges in `scope`. What no planner may touch becomes a fixed block: blocks that may
-  /// not move, claimed bytes, and all that lies between the stretches; the line ends with the last
-  /// one.
+  /// Reads the ranges in `scope`. Everything that must stay becomes a fixed block: blocks that may
+  /// not move, claimed bytes, and all that is between two stretches. The layout ends with the last
+  /// stretch.
   ///
   /// @throws std::bad_alloc
   /// @cost   O(ranges in the scope)
@@ -242,7 +242,7 @@ class BasicLayoutSnapshot {
     return {blocks_, end_, is_part_, granules_per_look_};
   }
 
-  /// The moves of `answer`, a planner's answer to this layout. Call once for each `read`.
+  /// Converts `answer`, a policy's plan for this layout. Call it once for each `read`.
   ///
   /// @throws std::bad_alloc
   /// @cost   O(m) for m moves in order of address, else O(m log n)
@@ -261,7 +261,7 @@ class BasicLayoutSnapshot {
     for (auto const [block, to] : answer.moves) {
       std::uint32_t const count = blocks_[block].count;
       std::uint32_t const before = node_before(list, to, near);
-      Move& move = plan.moves.emplace_back();  // in its place, so that it is written once
+      Move& move = plan.moves.emplace_back();  // filled in place, which saves a copy
       move.range = RangeId{nodes_[block]};
       move.owner = list.table[nodes_[block]].owner();
       move.to = list.address(to);
@@ -277,7 +277,8 @@ class BasicLayoutSnapshot {
       claims.pieces.push_back({before, to, count});
     }
     MoveClaims::Piece const room{node_before(list, answer.first, near), answer.first, answer.count};
-    // Only now, since node_before looks at the places: a block may move more than once.
+    // Only after all moves are converted, since `node_before` needs the old places, and a block may
+    // move more than once.
     for (std::size_t i = 0; i < plan.moves.size(); ++i) {
       LayoutMove const& move = answer.moves[i];
       plan.moves[i].from = list.address(blocks_[move.block].first);
@@ -305,9 +306,9 @@ class BasicLayoutSnapshot {
   }
 
  private:
-  // The last range that starts at or before `granule`, or the one after where a stretch starts.
-  // `near` is the number of the block after one that was found before, and becomes that of this
-  // one: what is looked for next mostly lies behind the same block or the one above it.
+  // Returns the last range that starts at or before `granule`, or the next one if a stretch starts
+  // there. `near` is a hint, the number of a block near the last result, and is updated: the next
+  // call mostly looks behind the same block or the one above it.
   [[nodiscard]] std::uint32_t
   node_before(RangeList const& list, std::uint32_t granule, std::size_t& near) const {
     auto const is_after = [&](std::size_t i) {
@@ -334,7 +335,7 @@ class BasicLayoutSnapshot {
   }
 
   std::vector<LayoutBlock> blocks_;
-  std::vector<std::uint32_t> nodes_;  // of each block; of a place between stretches what comes next
+  std::vector<std::uint32_t> nodes_;  // node of each block; between stretches, of the next range
   std::uint32_t end_ = 0;
   bool is_part_ = false;
   double granules_per_look_;
@@ -343,9 +344,9 @@ class BasicLayoutSnapshot {
 using LayoutSnapshot = BasicLayoutSnapshot<>;
 
 /// Searches the ranges of an arena for a way to make room: blocks to move together, or neighbours
-/// to evict. Changes nothing; keeps its memory for the next search.
+/// to evict. Does not change the arena; keeps its memory for the next search.
 ///
-/// Units    granules, but for what plans and windows hold.
+/// Units    granules, except in the plans and windows that it returns.
 /// Threads  thread-compatible.
 template <CompactionPolicy Compaction>
 class RoomSearch {
@@ -356,9 +357,9 @@ class RoomSearch {
   explicit RoomSearch(Compaction compaction = Compaction(), double bytes_per_look = 0)
       : snapshot_{bytes_per_look / granule_bytes}, compaction_{std::move(compaction)} {}
 
-  /// The cheapest plan found that makes a free range of `count` by moving at most `budget`, with a
-  /// look at about `most_ranges` ranges; nothing either if a wider search would take less time than
-  /// the moves.
+  /// Returns the cheapest plan found that makes a free range of `count` by moving at most `budget`,
+  /// looking at about `most_ranges` ranges. Returns nothing if there is none, or if a wider search
+  /// would take less time than its moves.
   ///
   /// @throws std::bad_alloc
   template <class Map, std::predicate<BlockId> CanMove>
@@ -377,8 +378,8 @@ class RoomSearch {
     return to_plan(map, compaction_.plan(snapshot_.layout(), count, budget));
   }
 
-  /// A plan for about the largest free range that moving at most `budget` can make; nothing if none
-  /// larger than the largest there is.
+  /// Returns a plan for about the largest free range that moving at most `budget` can make; nothing
+  /// if that is not larger than the present largest one.
   ///
   /// @throws std::bad_alloc
   template <class Map, std::predicate<BlockId> CanMove>
@@ -387,14 +388,15 @@ class RoomSearch {
     std::uint64_t reached = map.largest();
     std::uint64_t missed = map.table().free_granules() + 1;
     if (reached + 1 == missed) {
-      return std::nullopt;  // without a look at all ranges
+      return std::nullopt;  // known without a search
     }
     look_at(map, all_ranges);
     snapshot_.read(map.list(), scope_, can_move);
     Layout layout = snapshot_.layout();
-    layout.granules_per_look = 0;  // the caller has chosen the time for it
+    layout.granules_per_look = 0;  // no time limit: the caller has chosen when to compact
     std::optional<LayoutPlan> best;
-    // First all of it, then bisecting by ratio, since sizes differ by orders of magnitude.
+    // Tries the whole of it first, then bisects by ratio, since sizes differ by orders of
+    // magnitude.
     for (std::uint64_t wanted = missed - 1; wanted > reached && wanted < missed;) {
       if (auto plan = compaction_.plan(layout, static_cast<std::uint32_t>(wanted), budget)) {
         reached = std::max<std::uint64_t>(wanted, plan->count);
@@ -410,8 +412,8 @@ class RoomSearch {
     return to_plan(map, best);
   }
 
-  /// A plan by which every block that may move slides down to the end of the one below it, so that
-  /// what is free lies at the top; nothing if none can move.
+  /// Returns a plan by which every block that may move slides down to the end of the block below,
+  /// so that the free ranges join at the top; nothing if no block can move.
   ///
   /// @throws std::bad_alloc
   template <class Map, std::predicate<BlockId> CanMove>
@@ -420,7 +422,7 @@ class RoomSearch {
     snapshot_.read(map.list(), scope_, can_move);
     Layout const layout = snapshot_.layout();
     LayoutPlan slide;
-    std::uint32_t end = 0;  // of the blocks so far, where they are going to be
+    std::uint32_t end = 0;  // end of the blocks so far, at their new places
     for (std::uint32_t i = 0; i < layout.blocks.size(); ++i) {
       LayoutBlock const& block = layout.blocks[i];
       if (block.is_fixed || block.first == end) {
@@ -437,10 +439,10 @@ class RoomSearch {
     return slide.moves.empty() ? std::nullopt : to_plan(map, slide);
   }
 
-  /// The run of addresses with room for `count` whose blocks cost least to evict, with a look at
-  /// about `most_ranges` ranges.
+  /// Returns the neighbouring ranges with room for `count` whose blocks cost least to evict,
+  /// looking at about `most_ranges` ranges.
   ///
-  /// @param cost  the price of evicting a block as an optional number, nothing if it may not leave
+  /// @param cost  function that returns what evicting a block costs, nothing if it may not leave
   /// @throws std::bad_alloc
   template <class Map, class Cost>
   [[nodiscard]] std::optional<EvictionWindow>
@@ -450,7 +452,7 @@ class RoomSearch {
   }
 
  private:
-  // What the device moves while the host looks at one range, some 20 ns: 16 KiB.
+  // The device moves 16 KiB while the host looks at one range, which takes about 20 ns.
   static constexpr std::size_t granules_per_look = 64;
 
   template <class Map>

@@ -16,36 +16,38 @@
 
 namespace spillway {
 
-/// How much memory an arena takes from its device, and when.
+/// Options of an arena: how much memory it takes from its device, and when.
 struct ArenaOptions {
-  /// The most it ever reserves, scratch aside; below 1 TiB. `set_capacity` lowers it.
+  /// The most that it ever reserves, without the bounce range; below 1 TiB. `set_capacity` can
+  /// lower it.
   std::size_t capacity_bytes = 0;
-  /// Reserved at construction; all of the capacity unless told otherwise. Arenas that do not grow
-  /// reserve all of it.
+  /// How much is reserved at construction, by default all of the capacity. An arena that cannot
+  /// grow always reserves all of it.
   std::size_t initial_bytes = std::numeric_limits<std::size_t>::max();
-  /// The least by which it grows. What grows in place takes memory in pieces of this size, unless
-  /// `page_bytes` says otherwise, and gives whole pieces back: larger ones take fewer calls of the
-  /// device, and smaller ones can be joined where less is free between blocks that cannot move.
+  /// The least by which the arena grows. An arena that grows in place takes memory in pieces of
+  /// this size, unless `page_bytes` is given, and gives back whole pieces. Larger pieces need fewer
+  /// device calls; smaller ones can be given back even if only little is free between blocks that
+  /// cannot move.
   std::size_t growth_bytes = 2_MiB;
-  /// Whether an arena that grows by reservations has one range of addresses instead, where memory
-  /// is mapped as it is needed: then nothing that it reserves is apart from the rest, and what is
-  /// free can be given back wherever it is. The device must model `VirtualMemoryApi`.
+  /// Whether the arena has one range of addresses into which memory is mapped as it is needed, in
+  /// place of several reservations. Then all of its memory is contiguous or can be made so, and
+  /// free memory can be given back wherever it is. The device must model `VirtualMemoryApi`.
   bool grows_in_place = false;
-  /// The pages of an arena that maps them, of which every block takes whole ones: rounded up to a
-  /// power of two, and at least the device's granularity. Or the pieces of one that grows in place:
-  /// rounded up to the granularity, and with 0 as large as `growth_bytes`, at least 2 MiB. Such a
-  /// piece is created, mapped and released by one call of the device, so larger ones cost less for
-  /// large blocks.
+  /// For an arena that maps pages: the page size, rounded up to a power of two and at least the
+  /// device's granularity; every block takes whole pages. For an arena that grows in place: the
+  /// size of a piece, rounded up to the granularity; 0 means `growth_bytes`, at least 2 MiB. A
+  /// piece is created, mapped and released by one device call, so larger pieces cost less for large
+  /// blocks.
   std::size_t page_bytes = 0;
-  /// Reserved beside the capacity, for moves that overlap themselves; 0 for none. Without it such
-  /// a move takes more copies.
+  /// The size of the bounce range, which is reserved in addition to the capacity, for moves that
+  /// overlap themselves; 0 for none. Without it such moves may take more copies.
   std::size_t bounce_bytes = 4_MiB;
-  /// An arena of up to so many ranges is searched as a whole when room has to be made in one piece;
-  /// a larger one is searched in parts first.
+  /// If the arena has up to this many ranges, a search for contiguous room looks at all of them; if
+  /// it has more, the search begins with some of them.
   std::size_t few_ranges = 16'384;
-  /// The bytes that the device moves while the host looks at one range. A search for room then ends
-  /// when it has taken as long as the moves of the best plan it has found; 0: it looks at all
-  /// ranges.
+  /// How many bytes the device moves in the time in which the host looks at one range. With it a
+  /// search ends when it has taken as long as the moves of the best plan found so far. 0: searches
+  /// have no such limit.
   double bytes_per_look = 0;
 };
 
@@ -235,10 +237,10 @@ concept StableAddressArena =
     };
 // clang-format on
 
-/// The arena that a bundle of policies chooses with its alias `arena`: a class with a member
-/// template `type`, which gets the bundle, so that a bundle that derives from another and changes
-/// the device has an arena on that device. `MovableBlocks`, `MappedPages` and `StableAddresses` are
-/// such classes.
+/// The type of the arena of a bundle of policies. The bundle's alias `arena` names a class with a
+/// member template `type`, which gets the bundle as its argument: so a bundle that derives from
+/// another and changes the device gets an arena on that device. `MovableBlocks`, `MappedPages` and
+/// `StableAddresses` are such classes.
 template <class Policies>
 using ArenaOf = typename Policies::arena::template type<Policies>;
 

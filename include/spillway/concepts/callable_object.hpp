@@ -3,9 +3,9 @@
 
 namespace spillway::detail {
 
-/// Stands in the concepts for the callables that a model is given: temporary lambda expressions
-/// that capture something, which can be copied and not assigned. A model that takes only plain
-/// functions, or references to what is not constant, could not be called with them.
+/// The concepts use this type for the callables that a model gets. It behaves as a temporary lambda
+/// expression with captures does: it can be copied but not assigned. So a model that accepts only
+/// function pointers or non-const references does not satisfy the concept.
 template <class Signature>
 struct CallableObject;
 

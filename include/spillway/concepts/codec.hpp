@@ -11,8 +11,8 @@
 
 namespace spillway {
 
-/// How the bytes of a block are written while it is away: a policy that is chosen for each block,
-/// by `DeviceAllocator::set_codec`.
+/// A codec encodes the bytes of a block when it is swapped out, and decodes them when it is swapped
+/// in. It is a policy that is chosen for each block, by `DeviceAllocator::set_codec`.
 ///
 /// Given `c` of type `C`, `from` and `to`, spans of bytes that do not overlap, and `n` bytes:
 ///
@@ -30,12 +30,12 @@ namespace spillway {
 /// | `c.decode(from, to)` | write to all of `to` what `encode` made `from` of. Returns false,     |
 /// |                      | with `to` undefined, if `encode` makes no such bytes for that many    |
 ///
-/// `from` and `to` are of any size and alignment. A codec that loses bits must give back the same
-/// bytes for what it has given back once: a block that leaves twice is not worse than one that left
-/// once. `decode` is told how many bytes there are to be and trusts nothing else: it reads and
-/// writes nothing outside the spans, whatever `from` holds.
+/// `from` and `to` have any size and alignment. A codec that loses bits must be idempotent:
+/// encoding and decoding what `decode` has returned must give the same bytes, so that a block that
+/// is swapped out twice loses no more than one that is swapped out once. `decode` must not trust
+/// `from`: whatever it contains, `decode` reads and writes nothing outside the spans.
 ///
-/// One thread at a time uses an instance, which may keep scratch memory from call to call.
+/// An instance is used by one thread at a time, and may keep scratch memory from call to call.
 // clang-format off
 template <class C>
 concept Codec =
@@ -49,18 +49,18 @@ concept Codec =
       { c.decode(from, to) } noexcept -> std::same_as<bool>;
     };
 
-/// A codec whose `C::is_identity` is true. It is never called: the bytes are copied.
+/// A codec that changes nothing (`C::is_identity` is true). It is never called: bytes are copied.
 template <class C>
 concept IdentityCodec = Codec<C> && requires { requires C::is_identity; };
 // clang-format on
 
-/// The memory of a host slot: its pieces, one after the other, at most `most_slot_pieces`. Each is
-/// aligned to `granule_bytes` and a multiple of it long.
+/// The memory of a host slot: its pieces in order, at most `most_slot_pieces`. Each is aligned to
+/// `granule_bytes`, and its length is a multiple of that.
 using SlotMemory = std::span<std::span<std::byte> const>;
 inline constexpr std::size_t most_slot_pieces = 64;
 
-/// A codec that a device runs by itself, in the order of a stream, between its memory and pinned
-/// host memory. So what crosses the link is what was encoded.
+/// A codec that the device runs, in stream order, between its memory and pinned host memory. So
+/// only the encoded bytes cross the link.
 ///
 /// Given a device `d` of type `D`, its stream `s`, `n` bytes, `from` and `to`, spans of bytes in
 /// device memory, a `slot` of pinned memory, and `scratch`, a span of device memory:
@@ -78,12 +78,12 @@ inline constexpr std::size_t most_slot_pieces = 64;
 /// |                                   | bytes of `slot` are in use: 0 if `encode_on` did not     |
 /// |                                   | write them, or if `decode_on` could not read them        |
 ///
-/// The slot may end behind `stored_bytes(slot)` when `decode_on` is called. What it enqueues reads
-/// nothing outside of the slot and writes nothing outside of `to`, `scratch` and the slot, whatever
-/// that holds. `scratch` has `scratch_bytes(d)` at least, aligned to 256 bytes, which nothing else
-/// uses before the work has ended. Nothing waits on the host. Thread-safe. `scratch_bytes`,
-/// `encode_on` and `decode_on` may throw `DeviceError`; some of the work of the last two may have
-/// been enqueued then.
+/// When `decode_on` is called the slot may have been shortened to `stored_bytes(slot)`. The
+/// enqueued work reads nothing outside the slot and writes nothing outside `to`, `scratch` and the
+/// slot, whatever the slot contains. `scratch` has at least `scratch_bytes(d)` bytes, is aligned to
+/// 256 bytes, and is not used by anything else before the work has ended. No function waits on the
+/// host. Thread-safe. `scratch_bytes`, `encode_on` and `decode_on` may throw `DeviceError`; the
+/// last two may then have enqueued a part of their work.
 // clang-format off
 template <class C, class D>
 concept StreamCodec =

@@ -13,7 +13,7 @@
 
 namespace spillway {
 
-/// One block as a planner sees it, in granules.
+/// One block in a `Layout`. Sizes and places are in granules.
 struct LayoutBlock {
   std::uint32_t first = 0;
   std::uint32_t count = 0;
@@ -22,19 +22,19 @@ struct LayoutBlock {
   [[nodiscard]] constexpr std::uint32_t end() const noexcept { return first + count; }
 };
 
-/// The memory as a planner sees it: blocks in order of address, with free granules between them and
-/// up to `end`.
+/// The memory of an arena as a compaction policy sees it: blocks in order of address, with free
+/// granules between them and up to `end`.
 struct Layout {
   std::span<LayoutBlock const> blocks;
   std::uint32_t end = 0;
-  /// True if only a part of the arena is shown, so that a plan is found fast. A planner then does
-  /// not search long for a better one.
+  /// True if this is only a part of the arena, so that a plan is found quickly. A policy should
+  /// then not search long for a better plan.
   bool is_part = false;
-  /// The granules that the device moves while the host looks at one block or gap; 0: looking is
-  /// free.
+  /// How many granules the device moves in the time in which the host looks at one block or gap; 0:
+  /// the time of a search does not count.
   double granules_per_look = 0;
 
-  /// How many looks take no longer than to move so many granules.
+  /// Returns how many blocks or gaps the host can look at while the device moves `granules`.
   [[nodiscard]] constexpr std::uint64_t looks_worth(std::uint64_t granules) const noexcept {
     constexpr double most = 1e18;
     return static_cast<std::uint64_t>(
@@ -50,7 +50,7 @@ struct LayoutMove {
   friend bool operator==(LayoutMove const&, LayoutMove const&) noexcept = default;
 };
 
-/// Moves in the order they run in, and the free range they make.
+/// A policy's plan: moves in the order in which they run, and the free range that they make.
 struct LayoutPlan {
   std::vector<LayoutMove> moves;
   std::uint64_t cost = 0;   ///< granules moved
@@ -69,10 +69,9 @@ struct LayoutPlan {
 /// | `P::moves_blocks` | a constant, false if `plan` never returns a plan: the arena then   |
 /// |                   | does not ask                                                       |
 ///
-/// Each move's destination is free when the move is made, except where the block overlaps itself.
-/// No fixed block moves, and the cost is the sum of what the moves move. A model works on numbers
-/// alone, may allocate, and may keep scratch memory; it knows nothing of the future.
-/// Thread-compatible.
+/// When a move is made, its destination is free or overlaps the block itself. Fixed blocks do not
+/// move, and the cost is the sum of the sizes moved. A model works on numbers only, may allocate,
+/// and may keep scratch memory. Thread-compatible.
 // clang-format off
 template <class P>
 concept CompactionPolicy =

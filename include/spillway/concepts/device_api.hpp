@@ -75,8 +75,8 @@ concept DeviceApi =
 
 namespace detail {
 
-/// Enqueues a call of `work()` through `launch_host`, which takes only plain functions. `work` is
-/// moved into memory that the call frees. @throws as `launch_host`; std::bad_alloc
+/// Enqueues a call of `work()` by `launch_host`, which takes only plain functions. `work` is moved
+/// to the heap and freed after the call. @throws as `launch_host`; std::bad_alloc
 template <DeviceApi D, std::invocable Work>
 void launch_callable(D& device, typename D::stream_type stream, Work work) {
   auto owned = std::make_unique<Work>(std::move(work));

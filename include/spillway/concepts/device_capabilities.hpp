@@ -10,8 +10,8 @@
 #include <optional>
 #include <span>
 
-/// Abilities that a device may have beyond `DeviceApi`. Each is a concept. The library tests for
-/// abilities by these concepts only, so a device offers one by having the members it asks for:
+/// The concepts in this file are abilities that a device may have beyond `DeviceApi`. The library
+/// tests for them only by these concepts, so a device offers an ability by having its members:
 ///
 /// | concept              | asks for                      | then the library                      |
 /// |----------------------|-------------------------------|---------------------------------------|
@@ -58,9 +58,9 @@ namespace spillway {
 /// |                                          | themselves; later work on `s` waits for all of |
 /// |                                          | them                                           |
 ///
-/// No range that a batch writes overlaps another range of it. Sizes may be 0. Thread-safe. Unlike
-/// other calls it may have had an effect when it throws `DeviceError`: any of the copies may have
-/// been enqueued, and none of them need have been.
+/// No range that a batch writes overlaps another range of the batch. Sizes may be 0. Thread-safe.
+/// Unlike other calls, one that throws `DeviceError` may have had an effect: any or none of the
+/// copies may have been enqueued.
 // clang-format off
 template <class D>
 concept BatchCopyApi =
@@ -105,17 +105,17 @@ concept VirtualMemoryApi =
       { d.unmap(p, n)            } noexcept -> std::same_as<void>;
     };
 
-/// A virtual memory device to which it is all one in how many pieces memory is created, mapped and
-/// unmapped. Says so with `D::has_cheap_pieces`.
+/// A virtual memory device for which it makes no difference in how many pieces memory is created,
+/// mapped and unmapped: `D::has_cheap_pieces` is true.
 template <class D>
 concept CheapPiecesApi = VirtualMemoryApi<D> && requires { requires D::has_cheap_pieces; };
 
-/// A device with cheap pieces that moves what is mapped to other addresses in less time than it
-/// takes to unmap and to map it. `d.move_mapped(to, from, n)` does what `d.unmap(from, n)` and
-/// `d.map` of the same memory at `to` do. What it holds then may be anything.
+/// A device with cheap pieces that can move mapped memory to other addresses faster than by
+/// unmapping and mapping it. `d.move_mapped(to, from, n)` has the effect of `d.unmap(from, n)` and
+/// `d.map` of the same memory at `to`. The contents of the memory are undefined then.
 ///
-/// The two ranges do not overlap, all of `from` is mapped, and nothing is at `to`. When it throws
-/// `DeviceError`, nothing is mapped at either.
+/// The two ranges do not overlap, all of `from` is mapped, and nothing is mapped at `to`. If it
+/// throws `DeviceError`, nothing is mapped at either.
 template <class D>
 concept RemappingApi = CheapPiecesApi<D> && requires(D d, std::size_t n, void* p) {
   { d.move_mapped(p, p, n) } -> std::same_as<void>;
@@ -124,52 +124,52 @@ concept RemappingApi = CheapPiecesApi<D> && requires(D d, std::size_t n, void* p
 /// A virtual memory device that can unmap in stream order: `d.vacate(p, n, s)` does `d.unmap(p, n)`
 /// once the work that was enqueued on `s` before is done.
 ///
-/// A block that is swapped out is then unmapped as soon as it has been copied, and a program that
-/// still uses its address faults at once. Without this ability memory stays mapped until it is
-/// needed elsewhere.
+/// A block that is swapped out is then unmapped as soon as it has been copied, so that a program
+/// that still uses its address faults at once. Without this ability the memory stays mapped until
+/// it is needed elsewhere.
 template <class D>
 concept VacatingApi =
     VirtualMemoryApi<D> && requires(D d, std::size_t n, void* p, typename D::stream_type s) {
       { d.vacate(p, n, s) } -> std::same_as<void>;
     };
 
-/// A device whose host functions hold each other up, so that one which takes long needs a thread of
-/// its own: `d.make_host_worker(s)` gives a pointer to an object that owns it. Its `launch(f, arg)`
-/// is thread-safe and does what `d.launch_host(s, f, arg)` does. It is destroyed before `s`, when
-/// all that it has launched is done.
+/// A device whose host functions delay those of other streams, so that long ones need a thread of
+/// their own: `d.make_host_worker(s)` returns a pointer to an object that owns the thread. Its
+/// `launch(f, arg)` is thread-safe and has the effect of `d.launch_host(s, f, arg)`. The object is
+/// destroyed before `s`, after all functions that it has launched have returned.
 template <class D>
 concept HostWorkApi =
     DeviceApi<D> && requires(D d, typename D::stream_type s, HostFunction f, void* p) {
       { d.make_host_worker(s)->launch(f, p) } -> std::same_as<void>;
     };
 
-/// A device for which pinning host memory takes about as long as copying into it, or longer. Says
-/// so with `D::pins_slowly`.
+/// A device for which pinning host memory takes about as long as copying into it, or longer:
+/// `D::pins_slowly` is true.
 template <class D>
 concept SlowPinningApi = DeviceApi<D> && requires { requires D::pins_slowly; };
 
-/// A device that may have the host's memory as its own: if `cd.shares_host_memory()` is true, a
-/// copy in host memory takes what it was to save, and only a file makes room.
+/// A device whose memory may be the host's memory, as that of integrated GPUs: then
+/// `cd.shares_host_memory()` is true. Swapping out to host memory would not make room there, so
+/// only a file is useful.
 ///
-/// That is so where device and host have one memory (integrated GPUs). It is not so where each has
-/// memory of its own and only the addresses are shared: what leaves such a device makes room there.
+/// It is false if device and host have separate memories and only the addresses are shared.
 template <class D>
 concept SharedMemoryApi = DeviceApi<D> && requires(D const cd) {
   { cd.shares_host_memory() } noexcept -> std::same_as<bool>;
 };
 
-/// A device whose memory holds bytes. One with a `D::holds_bytes` that is false only models them:
-/// its addresses are names that nothing may be read or written through.
+/// A device whose memory holds bytes. If `D::holds_bytes` exists and is false, the device only
+/// models memory: its addresses are mere names and must not be dereferenced.
 template <class D>
 concept ByteHoldingApi = DeviceApi<D> && !requires { requires !D::holds_bytes; };
 
-/// A device whose memory the host can read and write where it is, in functions that streams run:
-/// says so with `D::is_addressable`.
+/// A device whose memory host functions on a stream can read and write directly:
+/// `D::is_addressable` is true.
 template <class D>
 concept AddressableApi = ByteHoldingApi<D> && requires { requires D::is_addressable; };
 
-/// A device that finds mistakes of programs, as simulated ones do: if `cd.checks_reads()` is true,
-/// the allocator refuses a lease that reads a block which was never written.
+/// A device that looks for mistakes of programs, as simulated ones do: if `cd.checks_reads()` is
+/// true, the allocator refuses a lease for reading a block that was never written.
 template <class D>
 concept ReadCheckingApi = DeviceApi<D> && requires(D const cd) {
   { cd.checks_reads() } noexcept -> std::same_as<bool>;
@@ -182,15 +182,15 @@ concept CapturingApi = DeviceApi<D> && requires(D const cd, typename D::stream_t
   { cd.is_capturing(s) } -> std::same_as<bool>;
 };
 
-/// A device with handles that mean another stream in every thread, whose work cannot be ordered:
-/// `D::is_one_stream(s)` is false for them.
+/// A device with handles that stand for a different stream in each thread (as CUDA's per-thread
+/// default stream). Their work cannot be ordered: `D::is_one_stream(s)` is false for them.
 template <class D>
 concept PerThreadStreamApi = DeviceApi<D> && requires(typename D::stream_type s) {
   { D::is_one_stream(s) } noexcept -> std::same_as<bool>;
 };
 
-/// A device with streams that stand for the calling thread: what is enqueued on one has happened
-/// when the call returns, so nothing has to wait for it. `D::is_caller(s)` is true for them.
+/// A device with streams whose work runs on the calling thread: it has finished when the call that
+/// enqueues it returns, so nothing has to wait for it. `D::is_caller(s)` is true for such streams.
 template <class D>
 concept CallerStreamApi = DeviceApi<D> && requires(typename D::stream_type s) {
   { D::is_caller(s) } noexcept -> std::same_as<bool>;
@@ -219,8 +219,8 @@ concept TimingApi = DeviceApi<D> && requires(D d, typename D::event_type e) {
   { d.elapsed_ns(e, e)     } -> std::same_as<std::uint64_t>;
 };
 
-/// A device that can be told how long a kernel takes: `d.compute(s, ns)` keeps stream `s` busy for
-/// `ns` nanoseconds.
+/// A device that models the time of kernels: `d.compute(s, ns)` keeps stream `s` busy for `ns`
+/// nanoseconds.
 template <class D>
 concept KernelTimeApi =
     DeviceApi<D> && requires(D d, typename D::stream_type s, std::uint64_t ns) {
@@ -234,7 +234,8 @@ concept VirtualClockApi = DeviceApi<D> && requires(D const cd) {
   { cd.finish_time_ns() } -> std::same_as<std::uint64_t>;
 };
 
-/// A device that runs nothing until it is told to: `d.run_all()` runs what can run and counts it.
+/// A device that runs nothing until it is told to: `d.run_all()` runs all work that can run and
+/// returns how much that was.
 template <class D>
 concept SteppedApi = DeviceApi<D> && requires(D d) {
   { d.run_all() } -> std::same_as<std::size_t>;

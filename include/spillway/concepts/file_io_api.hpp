@@ -12,7 +12,8 @@
 
 namespace spillway {
 
-/// One read or write of the swap file. It stays where it is until `finish` has returned.
+/// One read or write of the swap file. The object must stay at its address until `finish` has
+/// returned.
 struct FileTransfer {
   enum class State : std::uint8_t { idle, waiting, in_flight, done };
 
@@ -20,9 +21,9 @@ struct FileTransfer {
   std::size_t bytes = 0;
   std::uint64_t offset = 0;  ///< in the file
   bool is_write = false;
-  FileTransfer* next = nullptr;  ///< what is to begin with it; the queue's from then on
-  State state = State::idle;     ///< the queue's
-  ssize_t result = 0;            ///< the queue's
+  FileTransfer* next = nullptr;  ///< transfer to begin together with it; then used by the queue
+  State state = State::idle;     ///< used by the queue
+  ssize_t result = 0;            ///< used by the queue
 };
 
 /// A queue of transfers of one file.
@@ -39,8 +40,8 @@ struct FileTransfer {
 /// |                 | minus the error number                                                     |
 /// | `q.name()`      | name the calls that it makes, for statistics                               |
 ///
-/// Any thread may call `begin` while one thread is in `finish`. What has begun is finished before
-/// the queue ends.
+/// Any thread may call `begin` while one thread is in `finish`. Every transfer that was begun must
+/// be finished before the queue is destroyed.
 // clang-format off
 template <class Q>
 concept FileQueueApi =
@@ -53,8 +54,8 @@ concept FileQueueApi =
     };
 // clang-format on
 
-/// A queue that also carries bytes between the file and the memory of a device `D`, with no copy on
-/// the host in between.
+/// A queue that can also transfer directly between the file and the memory of a device `D`, without
+/// a copy on the host.
 ///
 /// Given a device `d`, a stream `s` of it, and a transfer `t` whose `memory` is an address on `d`:
 ///
@@ -95,7 +96,7 @@ concept DeviceFileQueueApi =
 /// | `io.make_queue(fd, memory)`  | return a new `FileQueueApi` for this file. Most transfers are |
 /// |                              | to and from `memory`, which it may register with the kernel   |
 ///
-/// Copies of a model stand for the same thing. Thread-safe.
+/// Copies of a model are interchangeable. Thread-safe.
 // clang-format off
 template <class F>
 concept FileIoApi =

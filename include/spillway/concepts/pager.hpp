@@ -14,8 +14,8 @@ namespace spillway {
 struct LeaseRequest {
   BlockId id{};
   Access access = Access::read;
-  /// Whether the holder will say, with `DeviceAllocator::extend_recipe`, how it has changed the
-  /// bytes. The block's recipe then waits for that, in the place of ending.
+  /// Whether the holder will describe its change by `DeviceAllocator::extend_recipe`. The block's
+  /// recipe is then suspended and does not end.
   bool extends_recipe = false;
 };
 
@@ -74,8 +74,8 @@ concept BlockLease =
 /// | `p.copy_to_host_sync(h, d, n, s)`   | copy `n` bytes from the device on `s`, and wait for    |
 /// |                                     | them                                                   |
 ///
-/// A pager remembers the last uses of each block, so calls that take no stream are ordered after
-/// them, whatever their streams. Streams are passed by value.
+/// A pager remembers the last uses of each block on all streams, and orders calls that take no
+/// stream after them. Streams are passed by value.
 // clang-format off
 template <class P>
 concept Pager =

@@ -6,10 +6,10 @@
 
 namespace spillway {
 
-/// The costs of having the bytes of a block again, by a copy and by computing.
+/// The costs of getting the bytes of a block back, by a copy and by its recipe.
 struct RecomputeCosts {
-  double copy_ns = 0;       ///< for its bytes to cross the link once, as long as they are stored
-  double recompute_ns = 0;  ///< for its recipe on the device, with the dropped blocks it needs
+  double copy_ns = 0;       ///< time for its encoded bytes to cross the link once
+  double recompute_ns = 0;  ///< time of its recipe, and of those of the dropped blocks it needs
 };
 
 /// Chooses which blocks leave the device without a copy, to be made again by their recipes. If no
@@ -31,9 +31,9 @@ struct RecomputeCosts {
 /// |                               | them                                            |            |
 ///
 /// A step begins under a capacity of `bytes`. `step_ns` is the duration of the step before. It is 0
-/// if there is nothing to learn from that step: it was the first, no block left during it, or no
+/// if the policy cannot learn from that step: it was the first, no block left during it, or no
 /// block with a recipe has left since the capacity changed. While no recipes are wanted, a block
-/// without one counts there, too.
+/// without one is enough for the last condition.
 ///
 /// A model decides; it never copies or calls a device. Thread-unsafe: the pager calls a model under
 /// its lock.

@@ -12,9 +12,9 @@
 
 namespace spillway::detail {
 
-/// The size class of a number: the leading `SplitBits` + 1 bits of it and how many bits follow, as
-/// one number. Numbers below 2^SplitBits have a class each, and every power of two above has
-/// 2^SplitBits classes, so that sizes of one class differ by less than 1 / 2^SplitBits.
+/// Returns the size class of a number, which encodes its leading `SplitBits` + 1 bits and how many
+/// bits follow. Each number below 2^SplitBits has a class of its own, and every power of two above
+/// has 2^SplitBits classes, so that numbers of one class differ by less than 1 / 2^SplitBits.
 ///
 /// A larger number is never in a smaller class, and no class between two others is left out. For
 /// `SplitBits` = 3: 7 is in class 7, 8 in 8, 15 in 15, 16 and 17 in 16, 18 and 19 in 17, 32 to 35
@@ -32,7 +32,7 @@ template <unsigned SplitBits, std::unsigned_integral Number>
 inline constexpr Number size_class_count = (std::numeric_limits<Number>::digits - SplitBits + 1)
                                            << SplitBits;
 
-/// The lowest bit that is set from bit `from` on, of words of which the first one has bits 0 to 63.
+/// Returns the lowest bit that is set from bit `from` on. Bits 0 to 63 are in the first word.
 ///
 /// @return the number of all bits if there is none
 /// @cost   reads the words from that of `from` to that of the bit
@@ -47,7 +47,7 @@ inline constexpr Number size_class_count = (std::numeric_limits<Number>::digits 
   return words.size() * 64;
 }
 
-/// The highest bit that is set below bit `before`, which is at most the number of all bits.
+/// Returns the highest bit that is set below bit `before`, which is at most the number of all bits.
 ///
 /// @return the number of all bits if there is none
 /// @cost   as `next_bit`
@@ -73,7 +73,8 @@ inline constexpr Number size_class_count = (std::numeric_limits<Number>::digits 
   return z ^ (z >> 31U);
 }
 
-/// A number that differs, most likely, where the numbers differ that it is made of, or their order.
+/// A hash of a sequence of numbers: different numbers, or another order, most likely give another
+/// hash.
 class Digest {
  public:
   constexpr void add(std::uint64_t number) noexcept { value_ = mix_bits(value_ ^ number); }

@@ -12,13 +12,13 @@
 
 namespace spillway::detail {
 
-/// The answer of a caller of `BlockHeap::best` about the block that it is shown.
+/// What a caller of `BlockHeap::best` decides about the block that it is shown.
 enum class Verdict : std::uint8_t { take, skip, key_changed };
 
 /// A priority queue of blocks whose keys may change: a binary heap in a vector, with an index of
 /// where each block is in it. Policies rank blocks in it.
 ///
-/// `a.is_before(b)` says that a block with key `a` is named before one with key `b`.
+/// `a.is_before(b)` must return whether a block with key `a` comes before one with key `b`.
 ///
 /// Memory  one entry for each block and 4 bytes for each block index up to the largest one; only
 ///         `insert` and `reserve` may allocate.
@@ -69,7 +69,7 @@ class BlockHeap {
     sift_down(where_[index_of_block(id)], size32());
   }
 
-  /// No effect on a block that is not contained. @cost O(log n)
+  /// Removes a block; no effect if it is not contained. @cost O(log n)
   void erase(BlockId id) noexcept {
     if (!contains(id)) {
       return;
@@ -121,8 +121,8 @@ class BlockHeap {
     return taken;
   }
 
-  /// Shows blocks to `visit(id, key)` in the order of the heap's array: the best one first, then
-  /// others of about the best keys. Stops after `count` blocks for which `visit` returned true.
+  /// Calls `visit(id, key)` for blocks in the order of the heap's array: the best one first, then
+  /// others with nearly the best keys. Stops after `visit` has returned true for `count` blocks.
   template <class Visit>
   void near_best(std::size_t count, Visit visit) const noexcept {
     for (std::size_t i = 0; i < entries_.size() && count != 0; ++i) {

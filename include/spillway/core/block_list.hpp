@@ -46,7 +46,7 @@ class BlockList {
     }
   }
 
-  /// No effect on a block that is not contained.
+  /// Removes a block; no effect if it is not contained.
   void erase(BlockId id) noexcept {
     if (contains(id)) {
       unlink(nodes_[index_of_block(id)]);

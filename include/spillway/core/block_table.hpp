@@ -10,9 +10,9 @@
 
 namespace spillway::detail {
 
-/// A table of records named by `BlockId`, with dense indices, stale ids that are recognised, and
-/// stable references. The pager keeps its blocks in one, the host pool its slots, and a simulated
-/// device its streams and events.
+/// A table of records named by `BlockId`. Indices are dense, stale ids are recognised, and
+/// references to records stay valid while the table grows. The pager keeps its blocks in one, the
+/// host pool its slots, and a simulated device its streams and events.
 ///
 /// Threads  thread-compatible.
 /// Cost     every call O(1), amortised where `emplace` has to allocate: for 256 records at a time.
@@ -25,7 +25,7 @@ class BlockTable {
   explicit BlockTable(std::uint32_t first_generation) noexcept
       : first_generation_{first_generation} {}
 
-  /// @throws std::bad_alloc, with nothing changed
+  /// Adds a record. @throws std::bad_alloc, with nothing changed
   BlockId emplace(Record record) {
     if (vacant_.empty()) {
       add_chunk();
@@ -43,13 +43,13 @@ class BlockTable {
     Entry& entry = at(index_of_block(id));
     entry.is_live = false;
     entry.record = Record{};
-    // Generation 0 is kept for BlockId{}, which names nothing.
+    // Generation 0 is reserved for `BlockId{}`, which names nothing.
     entry.generation = entry.generation == UINT32_MAX ? 1 : entry.generation + 1;
     vacant_.push_back(index_of_block(id));
     --size_;
   }
 
-  /// The record, or null for an id that was never given out or whose block is gone.
+  /// Returns the record, or null for an id that was never given out or whose record was erased.
   [[nodiscard]] Record* find(BlockId id) noexcept {
     std::uint32_t const index = index_of_block(id);
     if (index >= chunks_.size() * chunk_entries) {

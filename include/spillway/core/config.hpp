@@ -25,29 +25,31 @@
 #  define SPILLWAY_ASSERT(condition) static_cast<void>(0)
 #endif
 
-/// Marks functions that kernels may call, too. Empty for compilers other than CUDA's.
+/// Marks functions that device code may call as well. Empty for compilers other than CUDA's.
 #if defined(__CUDACC__)
 #  define SPILLWAY_HOST_DEVICE __host__ __device__
 #else
 #  define SPILLWAY_HOST_DEVICE
 #endif
 
-/// Checks that a class of the library is a model of its concept, at the end of the class's header,
-/// where SPILLWAY_CHECK_MODELS is defined: tests/compile defines it. Programs need no check of what
-/// they do not use, and it would be an eighth of the time that <spillway/spillway.hpp> takes. What
-/// they use is checked by the templates that take it.
+/// Checks that a class of the library is a model of its concept, if SPILLWAY_CHECK_MODELS is
+/// defined, as tests/compile does. It stands at the end of the class's header. Programs do not need
+/// it: the templates check what they are given, and all these checks would take an eighth of the
+/// time in which <spillway/spillway.hpp> compiles.
 #if defined(SPILLWAY_CHECK_MODELS)
 #  define SPILLWAY_CHECK_MODEL(...) static_assert(__VA_ARGS__)
 #else
 #  define SPILLWAY_CHECK_MODEL(...) static_assert(true)
 #endif
 
-/// Stands after a class or function that depends on no policies, at the end of its header, e.g.
-/// `SPILLWAY_COMPILED_PART(class BasicRangeTable<>);`. In a program that defines SPILLWAY_COMPILED
-/// it only declares the instantiation that spillway::compiled contains; elsewhere it does nothing.
+/// Declares an instantiation that spillway::compiled contains, so that the program does not compile
+/// it again. It stands at the end of the header of a class or function that depends on no policies,
+/// for example `SPILLWAY_COMPILED_PART(class BasicRangeTable<>);`. It has no effect unless
+/// SPILLWAY_COMPILED is defined.
 ///
-/// A compiler still instantiates what is defined inside a class, to inline it. Functions that lead
-/// to large parts of the library, such as the allocator's constructor, are defined below the class.
+/// A compiler still instantiates functions that are defined inside a class, to inline them. So
+/// functions that use large parts of the library, such as the allocator's constructor, are defined
+/// below the class.
 #if !defined(SPILLWAY_COMPILED)
 #  define SPILLWAY_COMPILED_PART(...) static_assert(true)
 #elif defined(SPILLWAY_COMPILING_PARTS)

@@ -15,8 +15,8 @@ namespace spillway {
 
 namespace detail {
 
-/// The text of an error, to which texts and numbers are added. A chain of `std::string`s would be
-/// compiled anew wherever an error is thrown.
+/// Builds the text of an error from texts and numbers. Concatenating `std::string`s instead would
+/// cost compile time at each place that throws.
 class Text {
  public:
   explicit Text(std::string_view head) : text_{head} {}
@@ -37,11 +37,11 @@ class Text {
 
 }  // namespace detail
 
-/// The state of an allocator when it gave up. It shows what would have to change for the call to
-/// succeed.
+/// The state of an allocator when a call failed to make room. It shows what would have to change
+/// for the call to succeed.
 struct MemoryReport {
   std::size_t requested_bytes = 0;
-  std::size_t capacity_bytes = 0;      ///< the limit on the reservation
+  std::size_t capacity_bytes = 0;      ///< the most that may be reserved
   std::size_t reserved_bytes = 0;      ///< taken from the device
   std::size_t free_bytes = 0;          ///< free inside the reservation
   std::size_t largest_free_bytes = 0;  ///< the largest free piece
@@ -114,8 +114,9 @@ class FileTierError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Where a call stands, for the text of an error: the last argument of functions that check what
-/// they are given. Leave it out; a function that has its own caller's passes it on.
+/// The source location of a call, for the text of an error. It is the last parameter of functions
+/// that check their arguments. Leave it out, so that the default argument records the caller; a
+/// function that itself has such a parameter passes it on.
 class CallSite {
  public:
   CallSite(char const* file = __builtin_FILE(),  // NOLINT(google-explicit-constructor): see above
@@ -138,17 +139,17 @@ class ContractViolation : public std::logic_error {
 
 namespace detail {
 
-/// The head of a message: where a call stands, and the function that it stands in.
+/// Returns the beginning of an error's text: the source location and the function of a call.
 inline Text head_of_error(CallSite site, char const* function) {
   return Text{site.file()} + ":" + static_cast<unsigned>(site.line()) + ": " + function + ": ";
 }
 
 }  // namespace detail
 
-/// Checks a precondition of a public function.
+/// Checks a precondition of a public function. `function` is the name of the caller; leave it out,
+/// too.
 ///
-/// `function` is the caller; leave it out, too.
-/// @throws ContractViolation naming where the call stands and the function when `ok` is false.
+/// @throws ContractViolation with the source location and the function, if `ok` is false
 inline void expects(bool ok,
                     char const* what,
                     CallSite site = {},

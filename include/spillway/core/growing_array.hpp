@@ -14,9 +14,9 @@ namespace spillway::detail {
 
 /// An array of plain records that grows at its end and never shrinks.
 ///
-/// Unlike a vector it leaves the copying to `realloc`, which moves pages and not bytes where an
-/// array is large, and it does not touch records before they are written. A table of millions of
-/// records grows in microseconds, which matters because tables grow under a lock.
+/// Unlike a vector it grows by `realloc`, which remaps the pages of a large array and does not
+/// copy, and it does not initialise records. So a table of millions of records grows in
+/// microseconds, which matters because tables grow under a lock.
 ///
 /// Threads  thread-compatible.
 template <class Record>

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How the library's kernels are written, so that nvcc compiles them for a GPU and any compiler for
-// tests on the host.
+// The form in which the library's kernels are written, so that nvcc can compile them for a GPU and
+// any compiler can compile them for tests on the host.
 //
-// Kernels   A kernel is an object with the arguments of a launch. `kernel(team, memory, i)` is what
-//           team `i` does with its `Kernel::Memory`, which its threads share.
-// Teams     A `Team` has `size` threads. `team.each(f)` calls `f(thread)` for each of them, and has
-//           all of them done when it returns. `team.exclusive_scan(values)` replaces the value of
-//           each thread by the sum of those before it, and returns the sum of all. On a GPU each
-//           thread runs the same function and comes to its own call; a test may call one after the
-//           other.
+// Kernels   A kernel is an object that contains the arguments of a launch. `kernel(team, memory,
+//           i)` does the work of team `i`; `memory` is the `Kernel::Memory` that its threads share.
+// Teams     A `Team` is what CUDA calls a thread block; it has `size` threads. `team.each(f)` calls
+//           `f(thread)` for each thread and returns when all calls have returned.
+//           `team.exclusive_scan(values)` replaces the value of each thread by the sum of those
+//           before it, and returns the sum of all. On a GPU each thread makes its own call; a test
+//           may make them one after the other.
 // Launches  `launch(kernel, teams)` enqueues a kernel for `teams` > 0 teams, in order.
 
 #if defined(__CUDACC__)
@@ -21,13 +21,13 @@
 
 namespace spillway::detail {
 
-/// The threads of a team.
+/// The number of threads in a team.
 inline constexpr unsigned team_size = 128;
 
 /// The shared memory of a team that needs none.
 struct NoMemory {};
 
-/// Lets one thread of a team do something.
+/// Calls a function on one thread of a team.
 template <class Team, class Function>
 SPILLWAY_KERNEL void once(Team const& team, Function function) {
   team.each([&](unsigned thread) {

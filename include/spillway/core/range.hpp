@@ -39,13 +39,14 @@ struct MappedRange {
 struct RangeView {
   std::byte* address = nullptr;
   std::size_t size_bytes = 0;
-  std::size_t segment = 0;  ///< in order of address, from 0
+  std::size_t segment = 0;  ///< number of its segment in order of address, from 0
   RangeState state = RangeState::free;
   BlockId owner{};  ///< set if the range is taken or moving
   RangeId range{};  ///< set if the range is taken or moving
 };
 
-/// One copy inside the device. Source and destination may overlap; `enqueue_moves` sees to that.
+/// One move of a block inside the device. Source and destination may overlap, which `enqueue_moves`
+/// handles.
 struct Move {
   RangeId range{};
   BlockId owner{};
@@ -65,7 +66,7 @@ struct Move {
 struct EvictionWindow {
   std::byte* address = nullptr;
   std::size_t bytes = 0;
-  std::uint64_t cost = 0;       ///< of evicting all blocks in it
+  std::uint64_t cost = 0;       ///< cost of evicting all blocks in it
   std::vector<BlockId> owners;  ///< the blocks in it, in order of address
 };
 

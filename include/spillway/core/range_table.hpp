@@ -47,7 +47,7 @@ static_assert(sizeof(RangeNode) == 32, "two nodes a cache line");
 /// check.
 inline constexpr std::uint32_t no_node = 0;
 
-/// The nodes of all ranges of an arena, which are reused, and their totals.
+/// The table of the nodes of all ranges of an arena, which are reused, with totals of their sizes.
 ///
 /// This is all that a fit policy sees of an arena. Sizes and places are in granules.
 /// Threads  thread-compatible.
@@ -71,7 +71,7 @@ class BasicRangeTable {
     release(static_cast<std::uint32_t>(nodes_.size() - 1));
   }
 
-  /// Takes an idle node, whose contents stay as they were. Precondition: there is one.
+  /// Takes an idle node, whose contents are unspecified. @pre there is one
   [[nodiscard]] std::uint32_t acquire() noexcept {
     SPILLWAY_ASSERT(idle_nodes_ != 0);
     return idle_[--idle_nodes_];
@@ -79,7 +79,7 @@ class BasicRangeTable {
 
   void release(std::uint32_t node) noexcept { idle_[idle_nodes_++] = node; }
 
-  /// All nodes, in use or idle, `no_node` among them.
+  /// Returns the number of all nodes, in use or idle, including `no_node`.
   [[nodiscard]] std::size_t nodes() const noexcept { return nodes_.size(); }
   [[nodiscard]] std::size_t idle_nodes() const noexcept { return idle_nodes_; }
 

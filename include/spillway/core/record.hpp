@@ -27,7 +27,7 @@ enum class RecordKind : std::uint8_t {
   step            ///< `begin_step` was called
 };
 
-/// One thing that an allocator did. Its observer is given a record of each.
+/// Describes one thing that an allocator did, for its observer.
 ///
 /// Times are the device's `clock_ns()` when the call was made on the host; the work itself runs
 /// later, in stream order: a `DeviceSpan` says when. Only a `host_wait` has a duration.
@@ -47,8 +47,8 @@ enum class SpanKind : std::uint8_t { copy_to_host, copy_to_device, copy_on_devic
 /// A copy, a batch of copies or a kernel, and when the device ran it, on the clock of `clock_ns()`.
 struct DeviceSpan {
   SpanKind kind{};
-  std::size_t bytes = 0;          ///< of all copies of a batch; 0 for a kernel
-  void const* address = nullptr;  ///< of the first copy: on the device, where it reads or writes
+  std::size_t bytes = 0;          ///< sum over all copies of a batch; 0 for a kernel
+  void const* address = nullptr;  ///< device address that the first copy reads or writes
   std::uint64_t start_ns = 0;
   std::uint64_t end_ns = 0;
 };

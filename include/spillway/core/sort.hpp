@@ -36,9 +36,8 @@ void merge_in_place(At first, At middle, At last, Less const& is_less) {
   merge_in_place(between, high, last, is_less);
 }
 
-/// Sorts what is in order already but for a few places, as moves and the ranges that they need
-/// mostly are: they are found in order of address. Ascending runs are merged then, else it is
-/// `std::sort`. What is equal may change places. Allocates nothing.
+/// Sorts a sequence that is mostly sorted already, as the moves of a plan usually are, by merging
+/// its ascending runs. If there are many runs, calls `std::sort`. Not stable. Allocates nothing.
 ///
 /// @cost O(n) for a run and a few short ones, at most O(n log n)
 template <class Item, class Less>
@@ -55,7 +54,7 @@ void sort_runs(std::vector<Item>& items, Less is_less) {
     std::sort(items.begin(), items.end(), is_less);
     return;
   }
-  for (; runs > 1; runs = (runs + 1) / 2) {  // two and two become one
+  for (; runs > 1; runs = (runs + 1) / 2) {  // merges pairs of neighbouring runs
     for (auto begin = items.begin(); begin != items.end();) {
       auto const middle = end_of_run(begin);
       auto const end = middle == items.end() ? middle : end_of_run(middle);

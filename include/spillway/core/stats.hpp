@@ -68,7 +68,7 @@ struct BlockGauge {
   friend bool operator==(BlockGauge const&, BlockGauge const&) noexcept = default;
 };
 
-/// Something that happened: how often, and to how many bytes.
+/// Counts how often something happened, and to how many bytes.
 struct Tally {
   std::uint64_t count = 0;
   std::uint64_t bytes = 0;
@@ -105,10 +105,10 @@ struct Stats {
   /// Ranges given up without a copy: the host copy was valid, nothing was written, or a recipe
   /// makes the bytes again.
   Tally drops;
-  Tally spared;          ///< of the drops, those for which a recipe made a copy needless
+  Tally spared;          ///< drops of blocks that a recipe makes again, which saved a copy
   Tally recomputations;  ///< blocks whose bytes were made again by their recipes
-  /// The time that those took, as it was stated; as it was measured where the calling thread is the
-  /// device.
+  /// The time that the recomputations took: as stated by the program, or as measured on devices
+  /// whose work runs on the calling thread.
   std::uint64_t recompute_ns = 0;
   std::array<Tally, eviction_reason_count> evictions{};           ///< by `EvictionReason`
   std::array<std::uint64_t, range_source_count> range_sources{};  ///< by `RangeSource`

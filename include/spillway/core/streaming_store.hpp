@@ -11,20 +11,20 @@
 
 namespace spillway::detail {
 
-// Streaming stores go past the caches, as those of a large `memcpy` do: the processor need not read
-// a line before it is overwritten, which is a third of what a copy moves, and other data stays in
-// the caches. They are worth it for bytes that are not read soon. Where the processor has no such
-// stores, nothing is streamable and copies are those of `memcpy`. After streaming stores, and
+// Streaming stores bypass the caches, as those of a large `memcpy` do: the processor need not read
+// a line before it overwrites it, which saves a third of the memory traffic of a copy, and other
+// data stays in the caches. They are useful for bytes that are not read soon. On processors without
+// them, `is_streamable` returns false and copies are made by `memcpy`. After streaming stores, and
 // before other threads may read the bytes, `end_streaming` must be called.
 
 /// The unit that one streaming store writes, at an address that is a multiple of its size.
 inline constexpr std::size_t streaming_unit_bytes = 16;
 
-/// How far ahead of its reads a loop asks for memory that is in no cache. By itself a processor
-/// asks for nothing beyond the page that it reads.
+/// How many bytes ahead of its reads a loop prefetches memory. The hardware prefetcher of a
+/// processor does not go beyond the page that is being read.
 inline constexpr std::size_t prefetch_bytes = 4096;
 
-/// Whether `bytes` bytes at `to` are worth being stored past the caches, unit by unit.
+/// Returns whether `bytes` bytes at `to` should be written by streaming stores.
 [[nodiscard]] inline bool is_streamable([[maybe_unused]] void const* to,
                                         [[maybe_unused]] std::size_t bytes) noexcept {
 #if defined(__SSE2__)
@@ -40,7 +40,7 @@ inline void end_streaming() noexcept {
 #endif
 }
 
-/// As `memcpy`, past the caches if that is worth it.
+/// Copies as `memcpy` does, by streaming stores if these are useful.
 inline void copy_streaming(std::byte* to, std::byte const* from, std::size_t bytes) noexcept {
 #if defined(__SSE2__)
   std::size_t const skew = (0 - reinterpret_cast<std::uintptr_t>(to)) % streaming_unit_bytes;

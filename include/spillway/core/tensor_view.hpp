@@ -13,20 +13,19 @@ namespace spillway {
 template <std::size_t Rank>
 using Extents = std::array<std::size_t, Rank>;
 
-/// The bytes of a tensor seen as elements: a pointer, extents and strides, in the manner of
-/// `mdspan`.
+/// A non-owning view of the elements of a tensor: a pointer, extents and strides, as `std::mdspan`.
 ///
-/// Stands in where the standard library has no `std::mdspan` yet; interop/mdspan.hpp converts it.
+/// It is used since C++20 has no `std::mdspan`; interop/mdspan.hpp converts it to one.
 /// Strides count elements. Trivially copyable, so it may be passed to kernels by value.
 ///
-/// Address  as valid as the lease it came from.
+/// Address  valid until the lease from which the view was made ends.
 template <class T, std::size_t Rank>
 class TensorView {
  public:
   using element_type = T;
   using data_handle_type = T*;
 
-  /// On the host alone: device code may not read a `std::array`.
+  /// For host code only, since device code cannot access a `std::array`.
   constexpr TensorView(T* data, Extents<Rank> const& extents, Extents<Rank> const& strides) noexcept
       : data_{data} {
     for (std::size_t i = 0; i < Rank; ++i) {
@@ -35,7 +34,7 @@ class TensorView {
     }
   }
 
-  /// The element at `index`, one number for each dimension. The numbers are not checked.
+  /// Returns the element at `index`, one number for each dimension. The numbers are not checked.
   template <std::convertible_to<std::size_t>... Index>
     requires(sizeof...(Index) == Rank)
   [[nodiscard]] SPILLWAY_HOST_DEVICE constexpr T& operator()(Index... index) const noexcept {

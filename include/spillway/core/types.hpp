@@ -32,13 +32,15 @@ enum class BlockId : std::uint64_t {};
 
 /// Where a block is.
 ///
-/// `moving_out` and `moving_in` say that the copy is enqueued and has not finished yet; for every
-/// decision the pager takes they count as `host` and `device`. `device`: the block has a range on
-/// the device, written or not. `none`: it has neither a range nor a copy on the host: it was not
-/// written yet, its recipe makes its bytes, or they were lost.
+/// - `device`: it has a range on the device, whether its bytes were written or not.
+/// - `host`: it was swapped out; its bytes are in the host pool.
+/// - `moving_out`, `moving_in`: the copy is enqueued and has not finished yet. In its decisions the
+///   pager treats these as `host` and `device`.
+/// - `none`: it has neither a range nor a copy on the host: it was not written yet, its recipe
+///   makes its bytes, or they were lost.
 enum class Residency : std::uint8_t { none, device, host, moving_out, moving_in };
 
-/// How the holder of a lease uses the bytes; `write` discards the old contents.
+/// How the holder of a lease uses the bytes. `write` discards the old contents.
 enum class Access : std::uint8_t { read, write, read_write };
 
 /// The direction of a copy. `to_host` and `to_device` expect pinned memory on the host side.
@@ -50,7 +52,7 @@ struct MemoryInfo {
   std::size_t total_bytes = 0;
 };
 
-/// A function that a stream calls on the host (`launch_host`), with one pointer as its argument.
+/// A host function that a stream calls (`launch_host`), with one pointer as its argument.
 using HostFunction = void (*)(void*) noexcept;
 
 /// Rounds `n` up to a multiple of `multiple`, a power of two. `n + multiple` must not overflow.

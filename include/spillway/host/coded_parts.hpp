@@ -19,19 +19,19 @@
 
 namespace spillway::detail {
 
-/// The host half of transfers through a codec where the host cannot address device memory: each
-/// part of a block is in a staging chunk while a host function encodes it into the slot, or
-/// decodes it from there.
+/// Runs codecs on the host for devices whose memory the host cannot address: a block goes through
+/// staging chunks part by part, and a host function encodes each part into the slot or decodes it
+/// from there.
 ///
 /// `HostTransfers` takes a `Transfer`, adds a part for each chunk, enqueues `run` for it on the
-/// lane's stream, and closes the transfer. The functions of one transfer run one after the other,
-/// in the order of the parts; what the codec has made so far stays in the cursor between them. The
-/// transfer ends, and gives its job back, when it is closed and all have run that were enqueued:
-/// also if it was closed before its last part. It keeps 256 KiB for slots in the file, for later
-/// transfers.
+/// lane's stream, and closes the transfer. The host functions of one transfer run one after the
+/// other in the order of the parts; between them the cursor keeps the position in the slot. The
+/// transfer ends, and gives its job back, when it is closed and all enqueued functions have run,
+/// even if it was closed before its last part. A transfer for a slot in the file has 256 KiB of
+/// memory, which is kept for later transfers.
 ///
-/// Threads  `run` runs on threads of the device and makes no device call; it locks the pool's mutex
-///          for a moment only. All other functions lock it, too.
+/// Threads  `run` runs on threads of the device, makes no device call, and locks the pool's mutex
+///          for short times only. All other functions lock it, too.
 template <FileIoApi FileIo>
 class CodedParts {
   using Io = SlotIo<FileIo>;
@@ -54,7 +54,7 @@ class CodedParts {
   CodedParts& operator=(CodedParts const&) = delete;
   ~CodedParts() = default;
 
-  /// A transfer without parts, to which the job belongs from now on.
+  /// Begins a transfer without parts. It owns the job from now on.
   ///
   /// @throws std::bad_alloc, with nothing changed
   [[nodiscard]] Transfer& take(Job& job);
@@ -67,7 +67,7 @@ class CodedParts {
     std::scoped_lock const lock{*mutex_};
     --part.transfer->unfinished;
   }
-  /// Says that no more parts are added.
+  /// Closes a transfer: no more parts will be added.
   void close(Transfer& transfer) noexcept {
     bool is_finished = false;
     {
@@ -87,8 +87,8 @@ class CodedParts {
   }
 
  private:
-  static constexpr std::size_t alignment_bytes = 4096;  // of direct I/O
-  static constexpr std::size_t file_bytes = 256_KiB;    // on their way to or from the file
+  static constexpr std::size_t alignment_bytes = 4096;  // required by direct I/O
+  static constexpr std::size_t file_bytes = 256_KiB;    // buffer for a slot in the file
 
   struct Aligned {
     void operator()(std::byte* memory) const noexcept {
@@ -140,7 +140,7 @@ class CodedParts {
     }
     if (part.begin + part.bytes == job.bytes) {
       all.stored = is_write && all.is_needed ? all.room - slot.left_bytes() : 0;
-      all.are_sound = !slot.finish() || all.are_sound;  // what the file has lost is known already
+      all.are_sound = !slot.finish() || all.are_sound;  // a loss by the file is noted already
     }
   }
 
@@ -162,13 +162,13 @@ class CodedParts {
 template <FileIoApi FileIo>
 struct CodedParts<FileIo>::Transfer {
   CodedParts* owner = nullptr;
-  Transfer* next = nullptr;  // while idle
+  Transfer* next = nullptr;  // next idle transfer
   Job* job = nullptr;
-  std::deque<Part> parts;  // the functions that were enqueued find theirs
+  std::deque<Part> parts;  // a deque, since enqueued functions have pointers to their parts
   std::size_t added_bytes = 0;
-  std::size_t unfinished = 0;  // parts; under the mutex, as is the next one
+  std::size_t unfinished = 0;  // number of parts; guarded by the mutex, as is the next member
   bool is_closed = false;
-  // What follows belongs to the functions that run one after the other.
+  // Only the host functions use what follows; they run one after the other.
   std::unique_ptr<std::byte[], Aligned> memory;  // for slots in the file
   std::optional<PieceCursor> in_memory;
   std::optional<typename Io::Cursor> in_file;

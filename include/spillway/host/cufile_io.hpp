@@ -21,10 +21,11 @@
 
 namespace spillway::detail {
 
-/// A file as cuFile knows it, through a descriptor of its own: cuFile takes each only once.
+/// Registers a file with cuFile. It uses a duplicated descriptor, since cuFile accepts each
+/// descriptor only once.
 class CuFileHandle {
  public:
-  /// Empty where cuFile refuses the file, or is not to be had on this machine.
+  /// Makes an empty handle if cuFile refuses the file or is not available on this machine.
   explicit CuFileHandle(int fd) noexcept : fd_{::fcntl(fd, F_DUPFD_CLOEXEC, 0)} {
     CUfileDescr_t description{};
     description.type = CU_FILE_HANDLE_TYPE_OPAQUE_FD;
@@ -59,13 +60,14 @@ class CuFileHandle {
 
 namespace spillway {
 
-/// A `FileIoApi` whose queues reach the memory of GPUs, through cuFile (GPUDirect Storage): with no
-/// copy in host memory where machine and file system can do that, else cuFile copies there itself.
+/// A `FileIoApi` whose queues transfer between a file and GPU memory, through cuFile (GPUDirect
+/// Storage). There is no copy in host memory if machine and file system support that; otherwise
+/// cuFile itself copies through host memory.
 ///
-/// Transfers of host memory go through `HostIo`, and so does everything where cuFile refuses
-/// the file, or its calls on streams. cuFile wants direct I/O (`HostPoolOptions::file_direct_io`)
-/// and is not used where bytes have checksums (`file_checksums`). Only the file is registered with
-/// it, no device memory, which may move: bytes go through buffers of cuFile on the device.
+/// Transfers of host memory go through `HostIo`. So does everything if cuFile refuses the file or
+/// its calls on streams. cuFile needs direct I/O (`HostPoolOptions::file_direct_io`) and is not
+/// used if checksums are on (`file_checksums`). Only the file is registered with cuFile, not the
+/// device memory, whose mapping may change; bytes go through cuFile's own buffers on the device.
 ///
 /// Failure  the bytes of a write that fails are lost, as `HostSwapPool` says of direct transfers.
 ///
@@ -88,14 +90,14 @@ class CuFileIo {
     [[nodiscard]] ssize_t finish(FileTransfer& transfer) noexcept { return host_.finish(transfer); }
     [[nodiscard]] std::string_view name() noexcept { return is_usable() ? "cuFile" : host_.name(); }
 
-    /// Not called for a device without CUDA: where there is no driver, cuFile may never return.
+    /// Must not be called for a device without CUDA: without a driver, cuFile may never return.
     [[nodiscard]] bool reaches_device() noexcept {
       if (!file_) {
         file_.emplace(fd_);
       }
       return is_usable();
     }
-    /// cuFile reads what it needs of `transfer` when the stream comes to it.
+    /// `transfer` must stay unchanged until the stream has run it, since cuFile reads it then.
     template <class Device>
       requires std::same_as<typename Device::stream_type, CUstream>
     [[nodiscard]] bool try_enqueue(Device& device, FileTransfer& transfer, CUstream stream) {
@@ -141,7 +143,7 @@ class CuFileIo {
 
  private:
   [[no_unique_address]] HostIo host_;
-  // A call on a stream, for all queues: of the other direction, too.
+  // Set once cuFile has refused a call on a stream. Shared by the queues of both directions.
   std::shared_ptr<std::atomic<bool>> has_refused_ = std::make_shared<std::atomic<bool>>(false);
 };
 

@@ -13,25 +13,27 @@
 
 namespace spillway::detail {
 
-/// Device memory in which `StreamCodec`s work. All transfers of one direction share it: each waits
-/// in its stream for the one before.
+/// Device memory in which `StreamCodec`s work. All transfers of one direction share it; each makes
+/// its stream wait for the transfer before.
 ///
-/// It is taken from the device when a codec is chosen, so that a swap-out, which has to make room,
-/// never needs room. The owner destroys it only after all work on the memory has finished.
+/// It is taken from the device when a codec is chosen, so that a swap-out, which is made when
+/// memory is short, does not itself need memory. The owner destroys it only after all work on the
+/// memory has finished.
 ///
-/// Threads  thread-safe. One thread at a time has a `Use`, for as long as it enqueues one transfer.
+/// Threads  thread-safe. One thread at a time has a `Use`, while it enqueues one transfer.
 template <DeviceApi Device>
 class DeviceScratch {
  public:
-  /// Owns neither of its arguments.
+  /// The arguments are not owned and must outlive this object.
   DeviceScratch(Device& device, StreamOrder<Device>& order) : device_{&device}, order_{&order} {}
   DeviceScratch(DeviceScratch const&) = delete;
   DeviceScratch& operator=(DeviceScratch const&) = delete;
   ~DeviceScratch() { release(); }
 
-  /// Makes it at least so long. Waits on the host for work on memory that is too short.
+  /// Makes the memory at least `bytes` long. If it has to be replaced, waits on the host for the
+  /// work that uses the old memory.
   ///
-  /// @throws OutOfDeviceMemory, DeviceError; it is then as it was
+  /// @throws OutOfDeviceMemory, DeviceError; the memory is then as before
   void reserve(std::size_t bytes) {
     std::scoped_lock const lock{mutex_};
     if (bytes <= memory_.size()) {
@@ -61,7 +63,7 @@ class DeviceScratch {
   /// Exclusive use while one transfer is being enqueued.
   class Use {
    public:
-    /// What is enqueued at `at` afterwards comes after the transfer before. @throws DeviceError
+    /// Makes stream `at` wait for the transfer before. @throws DeviceError
     Use(DeviceScratch& scratch, StreamIndex at)
         : scratch_{&scratch}, lock_{scratch.mutex_}, at_{at} {
       scratch_->order_->wait(at, scratch_->last_use_);
@@ -70,7 +72,7 @@ class DeviceScratch {
     Use& operator=(Use const&) = delete;
     ~Use() {
       if (!scratch_->memory_.empty()) {
-        scratch_->last_use_ = scratch_->order_->mark(at_);  // and it came after the one before
+        scratch_->last_use_ = scratch_->order_->mark(at_);  // covers all earlier uses, too
       }
     }
     [[nodiscard]] std::span<std::byte> memory() const noexcept { return scratch_->memory_; }

@@ -21,11 +21,11 @@
 
 namespace spillway::detail {
 
-/// A checksum for each unit of the swap file, by xxHash, so that bytes that changed on the disk are
-/// not given out.
+/// Keeps a checksum (xxHash) of each unit of the swap file, so that bytes that were corrupted on
+/// the disk are recognised when they are read.
 ///
 /// Threads  thread-safe, as long as no two threads note or check the same unit.
-/// Cost     four bytes of memory for 4096 of the file, and one pass over what is moved.
+/// Cost     4 bytes of memory for each 4096 bytes of the file; one pass over all bytes transferred.
 class FileChecksums {
  public:
   static constexpr std::size_t unit_bytes = 4096;
@@ -43,7 +43,8 @@ class FileChecksums {
     }
   }
 
-  /// Notes what `bytes` bytes at `offset` of the file should be. Both are multiples of the unit.
+  /// Stores the checksums of `bytes` bytes that are written at `offset`. Both numbers are multiples
+  /// of the unit.
   void note(std::byte const* from, std::size_t bytes, std::uint64_t offset) noexcept {
     for_each_batch(from, bytes, offset, [this](Batch const& batch, std::size_t first) {
       std::copy_n(batch.sums.begin(), batch.count, sums_.begin() + std::ptrdiff_t(first));
@@ -51,7 +52,7 @@ class FileChecksums {
     });
   }
 
-  /// Whether `bytes` bytes at `offset` are what was noted.
+  /// Returns whether `bytes` bytes that were read at `offset` have the checksums stored by `note`.
   [[nodiscard]] bool
   match(std::byte const* from, std::size_t bytes, std::uint64_t offset) noexcept {
     return for_each_batch(from, bytes, offset, [this](Batch const& batch, std::size_t first) {
@@ -75,8 +76,8 @@ class FileChecksums {
 #endif
   }
 
-  /// Calls `use(batch, number of its first unit)` under the lock until it returns false. The sums
-  /// are made without the lock.
+  /// Computes checksums in batches without the lock, and calls `use(batch, number of its first
+  /// unit)` under the lock until it returns false.
   template <class Use>
   bool for_each_batch(std::byte const* from, std::size_t bytes, std::uint64_t offset, Use use) {
     SPILLWAY_ASSERT(bytes % unit_bytes == 0 && offset % unit_bytes == 0);

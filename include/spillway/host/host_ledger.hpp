@@ -32,10 +32,10 @@ struct HostSlab {
   std::size_t numa_bound_bytes = 0;
 };
 
-/// The room that a codec needs in a slot. A slot that cannot have it has no codec.
+/// The room that a codec needs in a slot. If a slot cannot have so much, it gets no codec.
 struct CodedRoom {
-  std::size_t bytes = 0;  // at the most; 0: there is to be no codec
-  // The codec works in these tiers and those between them.
+  std::size_t bytes = 0;  // in the worst case; 0: no codec
+  // The codec works in the tiers from `first_tier` to `last_tier`.
   HostTier first_tier = HostTier::pinned;
   HostTier last_tier = HostTier::file;
 
@@ -52,17 +52,17 @@ struct HostPiece {
   std::uint32_t slab = 0;  // number of the slab in its tier
 };
 
-/// A file call that failed and lost bytes of a slot.
+/// How bytes of a slot were lost: by a file call that failed, or by bytes that cannot be decoded.
 struct FileFailure {
   int error = 0;
   std::uint64_t file_offset = 0;
   std::size_t bytes = 0;
-  bool is_read = false;      // false: a refused write whose bytes found no room in memory either
-  bool is_direct = false;    // a refused write of bytes that were on the device only
-  bool is_encoding = false;  // no call failed: encoded bytes cannot be what was written
+  bool is_read = false;      // false: a write was refused, and there was no memory for its bytes
+  bool is_direct = false;    // a write was refused whose bytes were only on the device
+  bool is_encoding = false;  // no call failed, but the encoded bytes are not what was written
 };
 
-/// Bytes that the file refused, kept in memory instead.
+/// Bytes that the file refused and that are kept in memory instead.
 struct RescuedPiece {
   std::uint64_t file_offset = 0;
   std::size_t bytes = 0;
@@ -75,13 +75,13 @@ struct HostSlot {
   HostTier tier{};
   SlabMap::ChainId chain{};
   std::size_t bytes = 0;               // rounded up to the tier's granule
-  CodingId wanted{};                   // what its owner asked for
-  CodingId coding{};                   // what it has: the same, or no codec
-  std::size_t takes_bytes = 0;         // the most that a write may bring
+  CodingId wanted{};                   // the codec that its owner asked for
+  CodingId coding{};                   // the codec that it has: the same, or none
+  std::size_t takes_bytes = 0;         // the most that may be written
   std::size_t written_bytes = 0;       // by the last write that was enqueued completely
-  std::size_t stored_bytes = 0;        // what these are after the codec, once that is known
-  Fence written;                       // a read of the slot comes after it
-  Fence used;                          // an overwrite comes after it and after `written`
+  std::size_t stored_bytes = 0;        // the encoded size of these, once it is known
+  Fence written;                       // a read of the slot waits for it
+  Fence used;                          // a write waits for it and for `written`
   std::uint32_t enqueueing_reads = 0;  // reads that are being enqueued right now
   bool is_enqueueing_write = false;
   std::uint32_t read_jobs = 0;  // jobs of host functions that have not finished
@@ -89,9 +89,9 @@ struct HostSlot {
   bool is_given_back = false;  // the record stays only until the last job has finished
   std::vector<RescuedPiece> rescued;
   std::optional<FileFailure> failure;
-  bool is_failure_told = false;  // the failure was thrown to the owner of the slot
+  bool is_failure_told = false;  // the failure was reported to the owner of the slot
 
-  /// Why a transfer must not begin, or null if it may.
+  /// Returns the reason why a transfer must not begin, or null if it may.
   [[nodiscard]] char const* refusal(std::size_t transfer_bytes, SlotAccess access) const noexcept {
     bool const is_write = access == SlotAccess::write;
     if (transfer_bytes > (is_write ? takes_bytes : std::max(takes_bytes, written_bytes))) {
@@ -106,7 +106,7 @@ struct HostSlot {
     return transfer_bytes <= written_bytes ? nullptr : "more bytes are read than were swapped out";
   }
 
-  /// The work that the first access of a transfer comes after.
+  /// Returns the work for which a transfer must wait before it accesses the slot.
   [[nodiscard]] Fence fence_before(SlotAccess access) const noexcept {
     return access == SlotAccess::read ? written : last_uses();
   }
@@ -124,7 +124,8 @@ struct HostSlot {
       is_enqueueing_write = true;
     }
   }
-  /// Notes what was enqueued. An empty `host_done` says that nothing was: the slot is as before.
+  /// Notes a transfer that was enqueued. If `host_done` is empty nothing was enqueued, and the slot
+  /// is as before.
   void
   end_transfer(SlotAccess access, Fence const& host_done, std::size_t finished_bytes) noexcept {
     if (access == SlotAccess::read) {
@@ -134,26 +135,26 @@ struct HostSlot {
     }
     is_enqueueing_write = false;
     if (!host_done.is_empty()) {
-      written = host_done;  // which comes after `fence_before`, so after all earlier uses
+      written = host_done;  // covers all earlier uses, since the write waited for `fence_before`
       used.clear();
       written_bytes = finished_bytes;
-      takes_bytes = has_codec() ? 0 : takes_bytes;  // it is about to become shorter
+      takes_bytes = has_codec() ? 0 : takes_bytes;  // it will shrink and cannot be written again
     }
   }
   [[nodiscard]] bool has_codec() const noexcept { return coding != CodingId{}; }
 
-  /// The count of unfinished jobs that use the slot in this way.
+  /// The number of unfinished jobs that read, or write, the slot.
   [[nodiscard]] std::uint32_t& jobs(SlotAccess access) noexcept {
     return access == SlotAccess::read ? read_jobs : write_jobs;
   }
 };
 
-/// The table of a host pool's slots: where each lies in which tier, and which fences guard it.
+/// The table of a host pool's slots: in which tier and where each is, and which fences guard it.
 ///
 /// `HostSwapPool` takes and frees slots here, `HostTransfers` begins and ends transfers, and
 /// `SlotIo` notes what the file did. The ledger makes no system or device call.
 ///
-/// Threads  thread-compatible: all of them use it under the pool's lock.
+/// Threads  thread-compatible: used under the pool's lock.
 template <class = Lazily>
 class BasicHostLedger {
  public:
@@ -168,18 +169,20 @@ class BasicHostLedger {
     at(tier).capacity_bytes = capacity_bytes & ~(granule - 1);
   }
 
-  /// The least by which `tier` grows next: the 32nd part of what is in use, between 2 MiB and
-  /// `most_bytes`. So a large tier is made of few slabs, and a small one has little room to spare.
+  /// Returns the least size of the next slab of `tier`: 1/32 of what is in use, between 2 MiB and
+  /// `most_bytes`. So a large tier has few slabs, and a small one reserves little that it does not
+  /// use.
   [[nodiscard]] std::size_t slab_bytes(HostTier tier, std::size_t most_bytes) const noexcept {
     std::size_t const part = at(tier).used_bytes() / 32 / 2_MiB * 2_MiB;
     return std::min(most_bytes, std::max(2_MiB, part));
   }
 
-  /// The slab by which `tier` should grow to hold `bytes` together with its largest free ranges; 0
-  /// if it cannot. Not less than `least_bytes` unless the capacity ends before.
+  /// Returns the size of a slab that together with the largest free ranges of `tier` holds `bytes`;
+  /// 0 if the capacity does not allow one. It is at least `least_bytes`, or all that is left of the
+  /// capacity.
   [[nodiscard]] std::size_t
   growth_for(HostTier tier, std::size_t bytes, std::size_t least_bytes) const noexcept {
-    constexpr std::size_t most_pieces = 8;  // each is a copy of its own
+    constexpr std::size_t most_pieces = 8;  // few, since each piece is copied separately
     if (bytes > at(tier).capacity_bytes) {
       return 0;
     }
@@ -191,10 +194,10 @@ class BasicHostLedger {
     return slab > 0 && can_take(tier, bytes, slab) ? slab : 0;
   }
 
-  /// The slab by which the pinned tier should grow ahead of need; 0 if it should not.
+  /// Returns the size of the slab by which the pinned tier should grow ahead of need, or 0.
   ///
-  /// If it is in use it keeps half a slab free, and the 64th part of what is in use. With one
-  /// more slab that is less than a 20th part of what is in use, if that is 64 MiB or more.
+  /// If the tier is in use it should have half a slab, and 1/64 of what is in use, free. Together
+  /// with one more slab that is less than 1/20 of what is in use, if 64 MiB or more are in use.
   [[nodiscard]] std::size_t growth_ahead(std::size_t most_bytes) const noexcept {
     auto const& pinned = at(HostTier::pinned);
     std::size_t const used = pinned.used_bytes();
@@ -204,7 +207,7 @@ class BasicHostLedger {
     return is_due ? std::min(slab, pinned.growth_bytes()) : 0;
   }
 
-  /// Whether `try_take` would find `bytes` in `tier`, given one more slab of `extra_bytes` there.
+  /// Whether `try_take` would find `bytes` in `tier` if it had one more slab of `extra_bytes`.
   [[nodiscard]] bool
   can_take(HostTier tier, std::size_t bytes, std::size_t extra_bytes = 0) const noexcept {
     return !at(tier).is_failed &&
@@ -230,8 +233,8 @@ class BasicHostLedger {
     grown.is_refused = false;
     grown.numa_bound_bytes += slab.numa_bound_bytes;
   }
-  /// Removes every slab of `tier` that is wholly free, after `visit(HostSlab const&, Fence const&)`
-  /// for each: its memory may be freed after the fence.
+  /// Removes every slab of `tier` that is wholly free, and calls
+  /// `visit(HostSlab const&, Fence const&)` for each: its memory may be freed after the fence.
   template <class Visit>
   void remove_free_slabs(HostTier tier, Visit visit) {
     Tier& shrunk = at(tier);
@@ -242,17 +245,17 @@ class BasicHostLedger {
     });
   }
 
-  /// The tier that new slots begin with: those before it get none.
+  /// Sets the first tier for new slots; faster tiers get no more.
   void set_first_tier(HostTier tier) noexcept { first_tier_ = tier; }
   [[nodiscard]] HostTier first_tier() const noexcept { return first_tier_; }
-  /// A slot in the first tier that has room, scattered if need be: with the codec that is wanted
-  /// if it can have the room for that, else without one.
+  /// Takes a slot in the first tier that has room, in several pieces if need be. It gets the wanted
+  /// codec if there is room for that, else none.
   ///
   /// @throws std::bad_alloc, with nothing changed
   [[nodiscard]] std::optional<HostSlotId>
   try_take(std::size_t bytes, CodingId wanted = {}, CodedRoom const& coded = {});
-  /// Frees what a slot with a codec does not need. No effect before that is known, and while the
-  /// slot is written.
+  /// Frees the part of a slot with a codec that its encoded bytes do not need. No effect until
+  /// their size is known, and while the slot is being written.
   void trim(HostSlot& slot) noexcept {
     if (slot.stored_bytes != 0 && !slot.is_enqueueing_write && slot.write_jobs == 0 &&
         !slot.is_given_back) {
@@ -309,12 +312,12 @@ class BasicHostLedger {
       orphan_failure_ = failure;
     }
   }
-  /// The last loss that no owner of a slot was told of. The ledger forgets it with this call.
+  /// Returns the last loss that was not reported to the owner of a slot, and forgets it.
   [[nodiscard]] std::optional<FileFailure> take_orphan_failure() noexcept {
     return std::exchange(orphan_failure_, std::nullopt);
   }
 
-  /// Takes no new slots in `tier` from now on.
+  /// Notes that `tier` has failed: it takes no new slots from now on.
   void fail(HostTier tier) noexcept { at(tier).is_failed = true; }
   [[nodiscard]] std::size_t granule(HostTier tier) const noexcept { return at(tier).map.granule(); }
 
@@ -387,7 +390,7 @@ class BasicHostLedger {
     return tiers_[static_cast<std::size_t>(tier)];
   }
 
-  // The table counts slots from 0; ids count from 1, so that none is 0 whatever the salt.
+  // The table counts slots from 0, ids from 1, so that no id is 0 whatever the salt is.
   [[nodiscard]] HostSlotId id_of(BlockId slot) const noexcept {
     return static_cast<HostSlotId>(std::uint64_t{generation_of(slot) ^ salt_} << 32U |
                                    (index_of_block(slot) + 1));
@@ -397,7 +400,8 @@ class BasicHostLedger {
     return make_block_id(index_of_block(plain) - 1, generation_of(plain) ^ salt_);
   }
 
-  /// Part of every id, so that a pool recognises the ids of another one, which lies elsewhere.
+  /// A part of every id, made from the address of the ledger, so that a pool recognises the ids of
+  /// other pools.
   std::uint32_t salt_ =
       static_cast<std::uint32_t>(mix_bits(reinterpret_cast<std::uintptr_t>(this)) >> 32U);
   std::array<Tier, host_tier_count> tiers_{};
@@ -456,8 +460,8 @@ inline bool BasicHostLedger<Lazy>::give_back(HostSlotId id, Fence const& last_us
   if (slot == nullptr || slot->enqueueing_reads > 0 || slot->is_enqueueing_write) {
     return false;
   }
-  // The slot's own fences too: an owner that never touched the bytes does not know of the owner
-  // before, whose copies may still be running.
+  // The slot's own fences must be included: if its owner has never used the bytes, copies of the
+  // previous owner may still be in flight, and `last_use` does not cover them.
   Fence fence = slot->last_uses();
   fence.add(last_use);
   at(slot->tier).map.give_back(slot->chain, fence);

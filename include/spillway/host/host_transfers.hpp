@@ -34,9 +34,9 @@ namespace spillway::detail {
 /// Copies bytes between the device and the slots of a host pool. Every read and write of
 /// `HostSwapPool` goes through `enqueue`; a single transfer is a batch of one.
 ///
-/// How many transfers become few copies. `enqueue` cuts the list of requests into batches. A batch
-/// is as many requests from the front as lie in one tier, have at most `max_batch_bytes`, and fit
-/// into one staging chunk where the tier is staged; a larger transfer is a batch of its own.
+/// Many transfers become few copies: `enqueue` cuts the list of requests into batches. A batch is
+/// as many requests from the front as are in one tier, have at most `max_batch_bytes` together and,
+/// if the tier is staged, fit into one staging chunk; a larger transfer is a batch of its own.
 ///
 ///   Pinned tier: each piece of each slot is one copy between the device and a slab. A copy that
 ///   continues the one before on both sides is joined to it, and the device gets the rest in one
@@ -51,22 +51,22 @@ namespace spillway::detail {
 ///   has room for several chunks, a second stream of the lane begins the file calls of a chunk as
 ///   soon as they may begin (`SlotIo::begin`), while those of the chunk before are being finished.
 ///
-/// A slot with a codec is a batch of its own. One host function carries it between the slot and
-/// device memory (`SlotCodecs::run`): on the caller's stream where the slot is in memory, on the
-/// lane's where it is in the file. There it has a staging chunk, of which one part is on its way to
-/// or from the file while the codec works on another (`SlotIo::Cursor`). A `StreamCodec` is work of
-/// the device on the caller's stream, in memory that is kept for it (`DeviceScratch`), and the host
-/// function behind it only notes what came of it.
-/// Where the host cannot address device memory, other codecs work in the staged tiers: each chunk
-/// holds a part of the block, and a host function carries it between chunk and slot (`CodedParts`).
+/// A slot with a codec is a batch of its own. One host function encodes it from device memory or
+/// decodes it (`SlotCodecs::run`): on the caller's stream if the slot is in memory, on the lane's
+/// stream if it is in the file. In the latter case the codec works on one part of a staging chunk
+/// while other parts are being written to the file or read from it (`SlotIo::Cursor`). A
+/// `StreamCodec` runs on the device, on the caller's stream, with scratch memory that is kept for
+/// it (`DeviceScratch`), and a host function behind it only notes the result. If the host cannot
+/// address device memory, other codecs work only in the staged tiers: each chunk holds a part of
+/// the block, and a host function encodes or decodes it (`CodedParts`).
 ///
-/// Where the file's queue reaches the device (`DeviceFileQueueApi`), blocks of `least_direct_bytes`
-/// and more go straight between the two, on the lane's stream, with neither chunks nor copies. No
-/// slot that was staged goes straight later: what is staged may be rescued, and is then not in the
-/// file.
+/// If the file's queue can access the device (`DeviceFileQueueApi`), blocks of `least_direct_bytes`
+/// or more are transferred directly on the lane's stream, without chunks and copies. A slot that
+/// was staged once is always staged: its bytes may have been rescued and are then not in the file.
 ///
-/// Everything that may have been enqueued is in a fence as soon as it is: in the chunk's, in the
-/// request's `done`, and from there in the slot's. A call that fails half-way leaves nothing out.
+/// Everything that may have been enqueued is added to a fence at once: to that of the chunk, to
+/// `done` of the request, and from there to that of the slot. So a call that fails half-way has
+/// accounted for all of its work.
 ///
 /// Threads  thread-safe.
 /// Streams  the device's copies run on the caller's stream, memory copies and file calls of the
@@ -82,8 +82,8 @@ class HostTransfers {
  public:
   using stream_type = typename Device::stream_type;
 
-  /// Owns none of its arguments. `mutex` guards `ledger` and `io`. There is no staging without
-  /// slower tiers.
+  /// The arguments are not owned and must outlive this object. `mutex` guards `ledger` and `io`.
+  /// Without slower tiers no staging memory is reserved.
   ///
   /// @throws OutOfHostMemory where there is no pinned memory to stage through; DeviceError
   HostTransfers(Device& device,
@@ -98,7 +98,8 @@ class HostTransfers {
   /// Enqueues the transfers in order. @throws as `HostSwapPool::write_all` and `read_all`
   void enqueue(SlotAccess access, std::span<TransferRequest> requests, stream_type stream);
 
-  /// Keeps the device memory that transfers work in. @throws OutOfDeviceMemory, DeviceError
+  /// Reserves the device memory that a codec's transfers need. @throws OutOfDeviceMemory,
+  /// DeviceError
   template <StreamCodec<Device> C>
   void reserve_scratch() {
     std::size_t const bytes = C::scratch_bytes(*device_);
@@ -123,15 +124,16 @@ class HostTransfers {
  private:
   struct Entry {
     HostSlot* slot = nullptr;
-    Fence before;  // what the first access to the slot comes after
+    Fence before;  // must pass before the slot is accessed
   };
-  /// The lists of a batch, which later batches use again.
+  /// The lists of a batch; later batches reuse their memory.
   struct Lists {
     std::vector<Entry> entries;
     CopyBatch copies;
   };
 
-  /// Transfers that are enqueued together. Holds their slots from `begin` to its end.
+  /// Transfers that are enqueued together. Their slots are in use from `begin` until the
+  /// destructor.
   class Batch {
    public:
     Batch(HostTransfers& owner, SlotAccess access) : owner_{&owner}, access_{access} {}
@@ -163,7 +165,7 @@ class HostTransfers {
       }
     }
 
-    /// Begins those transfers at the front that can go together, the first one at least.
+    /// Begins as many transfers from the front as can be enqueued together, at least one.
     ///
     /// @throws ContractViolation, FileTierError, std::bad_alloc; the destructor undoes the rest
     void begin(std::span<TransferRequest> candidates) {
@@ -182,7 +184,7 @@ class HostTransfers {
       for (TransferRequest const& request : candidates.subspan(1)) {
         HostSlot* const slot = owner_->ledger_->find(request.slot);
         if (!can_join(slot, request)) {
-          break;  // if something is wrong with it, the batch that it is the first of throws
+          break;  // if it must be refused, the batch that begins with it throws
         }
         add(*slot, request);
       }
@@ -193,7 +195,8 @@ class HostTransfers {
       return requests_.first(entries().size());
     }
     [[nodiscard]] std::vector<Entry> const& entries() const noexcept { return lists_.entries; }
-    /// In the pinned tier all copies of the batch, in a staged one those of the current chunk.
+    /// The copies of the whole batch in the pinned tier, those of the current chunk in a staged
+    /// tier.
     [[nodiscard]] CopyBatch& copies() noexcept { return lists_.copies; }
     [[nodiscard]] CopyKind kind() const noexcept {
       return is_write() ? CopyKind::to_host : CopyKind::to_device;
@@ -206,7 +209,7 @@ class HostTransfers {
       is_write() ? copies().add(host, device, bytes, may_join)
                  : copies().add(device, host, bytes, may_join);
     }
-    /// The only transfer of the batch goes through a codec.
+    /// Whether the batch is a single transfer through a codec.
     [[nodiscard]] bool is_coded() const noexcept { return entries().front().slot->has_codec(); }
     [[nodiscard]] SlotCodecs::Job* coded() const noexcept { return coded_; }
     /// The transfer belongs to an enqueued host function, which gives it back.
@@ -258,8 +261,8 @@ class HostTransfers {
       slot.begin_transfer(access_);
     }
 
-    /// Packs a piece into staging chunks. Where it is cut does not depend on what else is in the
-    /// batch: `SlotIo` finds rescued bytes by the offset of their part of the piece.
+    /// Packs a piece into staging chunks. It is always cut at the same places, whatever else is in
+    /// the batch, since `SlotIo` finds rescued bytes by the offset of their part of the piece.
     void add_jobs(HostSlot& slot, HostPiece piece, std::byte* device, std::size_t reservation) {
       std::size_t const granule = owner_->ledger_->granule(slot.tier);
       for (std::size_t left = piece.bytes; left > 0; left -= piece.bytes) {
@@ -301,15 +304,14 @@ class HostTransfers {
     SlotCodecs::Job* coded_ = nullptr;
   };
 
-  // A larger batch would keep the first of its transfers waiting for the last, for more than the
-  // 0.16 ms that 8 MiB take on a fast link. A copy costs 2 to 4 us beside its bytes on an H200,
-  // which is a twentieth of the time of 4 MiB there.
+  // All transfers of a batch are done at one point. With 8 MiB the first waits at most 0.16 ms for
+  // the last on a fast link. The fixed cost of a copy, 2 to 4 us on an H200, is small beside that.
   static constexpr std::size_t max_batch_bytes = 8_MiB;
   static constexpr std::size_t max_batch_requests = 512;
   // In a batch larger than this, no transfer waits for the fence of another one.
   static constexpr std::size_t max_waiting_bytes = 256_KiB;
   static constexpr std::size_t max_idle_lists = 8;
-  // Of smaller blocks many share a chunk, and those that are neighbours in the file a call.
+  // Smaller blocks are staged, since many of them share a chunk, and neighbours share a file call.
   static constexpr std::size_t least_direct_bytes = 256_KiB;
 
   /// How many of the transfers may be enqueued together, whatever tier they are in.
@@ -345,7 +347,7 @@ class HostTransfers {
     return batch.tier() == HostTier::file || (batch.tier() == HostTier::pageable && !reads_device);
   }
 
-  /// Whether the bytes of a slot go straight between the device and the file.
+  /// Whether the bytes of a slot are transferred directly between the device and the file.
   [[nodiscard]] bool is_direct(HostSlot const& slot) const noexcept {
     return reaches_device_ && slot.tier == HostTier::file && !slot.has_codec() &&
            slot.bytes >= least_direct_bytes;
@@ -369,13 +371,13 @@ class HostTransfers {
   DeviceScratch<Device> write_scratch_;
   DeviceScratch<Device> read_scratch_;
   std::size_t chunk_bytes_;
-  std::atomic<bool> reaches_device_{false};  // the file's queues do
+  std::atomic<bool> reaches_device_{false};  // whether the file's queues can access the device
   std::optional<Lane> write_lane_;
   std::optional<Lane> read_lane_;
   std::vector<Lists> idle_lists_;  // guarded by the mutex
 };
 
-/// Makes both lanes with as many chunks, up to `staging_chunks`, as there is pinned memory for.
+/// Makes both lanes, with up to `staging_chunks` chunks, or as many as there is pinned memory for.
 template <DeviceApi Device, FileIoApi FileIo>
 HostTransfers<Device, FileIo>::HostTransfers(Device& device,
                                              StreamOrder<Device>& order,
@@ -500,7 +502,8 @@ void HostTransfers<Device, FileIo>::enqueue_coded(Batch& batch,
   finish_on_lane(batch, done, at);
 }
 
-/// What was enqueued on a lane's stream reads or writes device memory.
+/// Ends a batch whose work on the lane's stream accesses device memory, so that the caller's stream
+/// has to be ordered with it.
 template <DeviceApi Device, FileIoApi FileIo>
 void HostTransfers<Device, FileIo>::finish_on_lane(Batch const& batch,
                                                    Transfer& done,
@@ -508,7 +511,7 @@ void HostTransfers<Device, FileIo>::finish_on_lane(Batch const& batch,
   StreamIndex const on = lane(batch.access())->index();
   done.device_done = done.host_done = order_->mark(on);
   order_->record(on);
-  if (!batch.is_write()) {  // what follows on the caller's stream finds the bytes
+  if (!batch.is_write()) {  // later work on the caller's stream must find the bytes
     order_->wait(at, done.device_done);
     done.device_done = order_->mark(at);
   }
@@ -526,7 +529,7 @@ void HostTransfers<Device, FileIo>::enqueue_direct([[maybe_unused]] Batch& batch
       Job* const next = first->next_chunk;  // the host function may run at once and reuse the job
       if (!io_->try_enqueue_direct(*device_, *first, lane.stream())) {
         reaches_device_ = false;
-        enqueue_staged(batch, done, stream, at);  // and what came before is over
+        enqueue_staged(batch, done, stream, at);  // the direct attempt has left nothing in flight
         return;
       }
       batch.set_first_chunk(next);
@@ -562,7 +565,7 @@ void HostTransfers<Device, FileIo>::enqueue_by_parts(Batch& batch,
                                                      StreamIndex at) {
   Lane& lane = *this->lane(batch.access());
   SlotCodecs::Job& job = *batch.coded();
-  auto& transfer = parts_.take(job);  // which has the job until it is closed
+  auto& transfer = parts_.take(job);  // owns the job from now on
   batch.forget_coded();
   try {
     for (std::size_t begin = 0; begin < job.bytes; begin += codecs_->part_bytes()) {
@@ -603,8 +606,9 @@ void HostTransfers<Device, FileIo>::enqueue_by_parts(Batch& batch,
   parts_.close(transfer);
 }
 
-/// Events are recorded chunk by chunk. An event recorded only when a chunk comes round again would
-/// cover the chunks enqueued since, and the ring would stand still for them.
+/// Enqueues a batch through staging chunks. An event is recorded for each chunk at once. If it were
+/// recorded only when the chunk is needed again, it would cover all chunks enqueued since, and the
+/// ring would stall.
 template <DeviceApi Device, FileIoApi FileIo>
 void HostTransfers<Device, FileIo>::enqueue_staged(Batch& batch,
                                                    Transfer& done,

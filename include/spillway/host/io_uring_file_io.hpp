@@ -16,16 +16,16 @@
 
 namespace spillway::detail {
 
-/// Linux' ring of requests, through liburing: what `RingFileIo` is for.
+/// The `Ring` of `RingFileIo` for Linux: io_uring, through liburing.
 ///
-/// The file and the memory are registered, so that the kernel looks neither up for each request.
-/// Memory that it will not register, for want of locked memory that the process may have, is used
-/// all the same.
+/// The file and the memory are registered with the kernel, so that it need not look them up for
+/// each request. If the kernel refuses to register the memory, since the process may not lock so
+/// much, it is used unregistered.
 class IoUring {
  public:
   class Opened {
    public:
-    /// Many small requests keep the disk busy at this depth, and few large ones never come to it.
+    /// So many small requests keep a disk busy; large requests never become so many.
     static constexpr std::size_t depth = 128;
 
     Opened(int fd, std::span<std::byte> memory) noexcept : fd_{fd}, memory_{memory} {
@@ -109,7 +109,7 @@ class IoUring {
     bool is_file_registered_ = false;
   };
 
-  /// Null where the kernel refuses a ring, or is older than Linux 5.6. @throws std::bad_alloc
+  /// Opens a ring; null if the kernel refuses, or is older than Linux 5.6. @throws std::bad_alloc
   [[nodiscard]] std::unique_ptr<Opened> try_open(int fd, std::span<std::byte> memory) const {
     auto opened = std::make_unique<Opened>(fd, memory);
     return opened->is_usable() ? std::move(opened) : nullptr;
@@ -122,7 +122,7 @@ namespace spillway {
 
 /// A `FileIoApi` that hands many transfers to the kernel at once, through io_uring.
 ///
-/// Where the kernel refuses that it makes the calls of `PosixFileIo`, and its queues' names say so.
+/// If the kernel refuses, it makes the calls of `PosixFileIo`; the names of its queues tell which.
 /// Needs liburing: link `spillway::io_uring`.
 using IoUringFileIo = detail::RingFileIo<detail::IoUring>;
 

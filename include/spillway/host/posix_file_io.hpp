@@ -19,8 +19,8 @@
 
 namespace spillway {
 
-/// A `FileIoApi` that makes one call of the operating system for each transfer, when it is
-/// finished: on the thread that runs the long host functions of a stream.
+/// A `FileIoApi` that makes one system call for each transfer. `finish` makes the call, on the
+/// thread that runs the long host functions of a stream; `begin` does nothing.
 class PosixFileIo {
  public:
   class Queue {
@@ -41,11 +41,11 @@ class PosixFileIo {
     int fd_;
   };
 
-  /// Where the file system cannot allocate room (NFS before 4.2, 9p, many of FUSE), the range is
-  /// written with zeros.
+  /// Allocates room in the file. If the file system does not support that (NFS before 4.2, 9p, many
+  /// FUSE file systems), writes zeros instead. @returns 0 or an error number
   [[nodiscard]] int allocate(int fd, std::uint64_t offset, std::size_t bytes) const noexcept {
     if (exceeds_limit(offset + bytes)) {
-      return EFBIG;  // the call itself would end the process by SIGXFSZ
+      return EFBIG;  // checked here, since the call would end the process by SIGXFSZ
     }
     int error = EINTR;
     for (int tries = 0; tries < most_interrupts && error == EINTR; ++tries) {
@@ -68,8 +68,7 @@ class PosixFileIo {
   }
 
  private:
-  // A signal may take back what a call had allocated, so a program with a fast timer could go on
-  // for ever.
+  // An interrupted call may undo its work, so a program with a fast timer could retry for ever.
   static constexpr int most_interrupts = 100;
 
   [[nodiscard]] static bool exceeds_limit(std::uint64_t size_bytes) noexcept {
@@ -82,7 +81,7 @@ class PosixFileIo {
     alignas(4096) static constexpr std::array<std::byte, 65'536> zeros{};  // for O_DIRECT
     Queue queue{fd};
     while (bytes > 0) {
-      // The queue does not write to the memory of a transfer that writes to the file.
+      // The cast is safe, since a transfer to the file only reads its memory.
       FileTransfer transfer{
           const_cast<std::byte*>(zeros.data()), std::min(bytes, zeros.size()), offset, true};
       ssize_t const moved = queue.finish(transfer);

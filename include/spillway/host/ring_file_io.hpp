@@ -19,8 +19,8 @@
 
 namespace spillway::detail {
 
-/// A `FileIoApi` that hands many transfers to the kernel at once, through a ring of requests that
-/// it shares with it. Where the kernel refuses the ring it makes the calls of `PosixFileIo`.
+/// A `FileIoApi` that hands many transfers to the kernel at once, through a ring of requests in
+/// shared memory. If the kernel refuses the ring, it makes the calls of `PosixFileIo`.
 ///
 /// `Ring` is `IoUring`, or a test's. Given `ring` of type `Ring`, `fd` and `memory`,
 /// `ring.try_open(fd, memory)` gives a `std::unique_ptr`, null where the kernel refuses, to an
@@ -34,9 +34,9 @@ namespace spillway::detail {
 /// | `r.wait()`    | wait until a transfer has ended, while others push; 0 or minus an error      |
 /// | `r.pop()`     | a transfer that has ended, with its result, or null                          |
 ///
-/// Failure  a transfer that the kernel has not taken when the ring fails is made by `PosixFileIo`,
-///          and so is all that follows. What the kernel has taken is waited for, since it uses the
-///          memory.
+/// Failure  if the ring fails, the transfers that the kernel has not taken yet, and all later ones,
+///          are made by `PosixFileIo`. Transfers that it has taken are waited for, since the kernel
+///          still uses their memory.
 template <class Ring>
 class RingFileIo : public PosixFileIo {
  public:
@@ -85,7 +85,7 @@ class RingFileIo : public PosixFileIo {
         enter(transfer);
       }
 
-      /// Whether the ring carried the transfer.
+      /// Waits for the end of a transfer. @returns whether the ring has made it
       [[nodiscard]] bool finish(FileTransfer& transfer) noexcept {
         std::unique_lock lock{mutex_};
         if (transfer.state == State::idle) {
@@ -119,7 +119,7 @@ class RingFileIo : public PosixFileIo {
         submit();
       }
 
-      /// Gives the kernel as many of the waiting transfers as the ring has room for.
+      /// Hands to the kernel as many of the waiting transfers as the ring has room for.
       void submit() noexcept {
         if (has_failed_) {
           return;
@@ -149,8 +149,8 @@ class RingFileIo : public PosixFileIo {
         }
       }
 
-      /// Waits for the end of a transfer, without the lock; for a moment only where none is in
-      /// flight, since the kernel takes none, and where the ring cannot tell.
+      /// Waits without the lock until any transfer in flight has ended. Only sleeps for a short
+      /// time if none is in flight, because the kernel takes none, or if waiting fails.
       void wait(std::unique_lock<std::mutex>& lock) noexcept {
         bool const can_wait = in_flight_ > 0 && !has_failed_;
         lock.unlock();
@@ -164,7 +164,7 @@ class RingFileIo : public PosixFileIo {
         }
       }
 
-      /// Transfers that the kernel has not taken are returned to their callers.
+      /// Gives up the ring: transfers that the kernel has not taken are left to their callers.
       void fail() noexcept {
         has_failed_ = true;
         entered_ = 0;
@@ -183,17 +183,17 @@ class RingFileIo : public PosixFileIo {
         return error == -EINTR || error == -EAGAIN || error == -EBUSY;
       }
 
-      // Enough to keep a fast disk busy. A disk serves its requests in turns: of many more, all
-      // would end at the same late time, and the first could not be used meanwhile.
+      // Enough to keep a fast disk busy. A disk serves its requests in turns, so with many more all
+      // of them would end late, and the first chunk could not be reused for long.
       static constexpr std::size_t max_in_flight_bytes = 8_MiB;
 
       std::mutex mutex_;  // guards all but `ring_->wait()`
       Opened ring_;
-      FileTransfer* first_ = nullptr;  // of those that the kernel has not taken, in order
+      FileTransfer* first_ = nullptr;  // list of those that the kernel has not taken, in order
       FileTransfer* last_ = nullptr;
-      std::size_t entered_ = 0;  // how many of them, from the first on, are in the ring
+      std::size_t entered_ = 0;  // how many of the list's first transfers are in the ring
       std::size_t in_flight_ = 0;
-      std::size_t in_flight_bytes_ = 0;  // and entered
+      std::size_t in_flight_bytes_ = 0;  // bytes of transfers in flight or entered
       bool has_failed_ = false;
     };
 

@@ -17,9 +17,8 @@
 
 namespace spillway::detail {
 
-/// Size classes, eight for each power of two, and a bitmap of those that are in use.
-///
-/// `SlabMap` finds its free lists by it.
+/// A bitmap of the size classes that are in use, eight for each power of two. `SlabMap` finds its
+/// free lists with it.
 ///
 /// Threads  thread-compatible.
 /// Cost     each search reads one to eight words.
@@ -61,7 +60,7 @@ class BasicSizeClasses {
 
 using SizeClasses = BasicSizeClasses<>;
 
-/// One piece of a chain: where in which slab.
+/// One contiguous piece of a chain: in which slab and where.
 struct Extent {
   std::uint32_t slab = 0;
   std::size_t offset = 0;
@@ -70,11 +69,12 @@ struct Extent {
 
 /// Decides which bytes of which slab a host slot gets: a segregated free list on plain integers.
 ///
-/// `HostLedger` has one for each tier. A slot gets a chain of extents. The chain is one extent
-/// where a free range is large enough: the best fit among the first `max_looks` ranges of the
-/// request's size class, else of the next larger class that has any. Otherwise the chain is made of
-/// the largest free ranges, `max_extents` at most, which a heap selects: swapped-out bytes need no
-/// single address, so scattered room is room. Free neighbours coalesce at once (boundary tags).
+/// `HostLedger` has one for each tier. A slot gets a chain of extents. If a free range is large
+/// enough, the chain is one extent of it: the best fit among the first `max_looks` ranges of the
+/// request's size class, else of the next larger class that has any. Otherwise the chain is made
+/// from the largest free ranges, at most `max_extents`, which a heap selects; that is possible
+/// since swapped-out bytes need not be contiguous. Free neighbours coalesce at once (boundary
+/// tags).
 ///
 /// Example: free ranges of 4, 3 and 2 granules. A request of 3 takes the second; a request of 8
 /// takes 4 + 3 + 1, and 1 granule of the last range stays free.
@@ -84,7 +84,8 @@ struct Extent {
 ///
 /// Units    sizes are rounded up to the granule; offsets are multiples of it.
 /// Threads  thread-compatible.
-/// Cost     `try_take`: O(1) as long as some class surely fits, O(free ranges) close to exhaustion.
+/// Cost     `try_take`: O(1) while some size class has a range that is large enough, else
+///          O(free ranges).
 ///          `give_back`: O(extents), never allocates.
 template <class = Lazily>
 class BasicSlabMap {
@@ -97,7 +98,7 @@ class BasicSlabMap {
   struct Chain {
     ChainId id{};
     std::size_t bytes = 0;  // rounded
-    Fence fence;            // of all earlier uses of these bytes
+    Fence fence;            // all earlier uses of these bytes
   };
 
   /// `granule` is a power of two.
@@ -108,22 +109,24 @@ class BasicSlabMap {
   /// @throws std::bad_alloc, with nothing changed
   std::uint32_t add_slab(std::size_t bytes);
 
-  /// Takes `bytes` > 0, rounded up; nothing when even scattered room does not suffice.
+  /// Takes `bytes` > 0, rounded up. @returns nothing if the largest free ranges together are too
+  /// small
   ///
   /// @throws std::bad_alloc, with nothing changed
   [[nodiscard]] std::optional<Chain> try_take(std::size_t bytes);
 
-  /// Frees a chain whose bytes may be touched after `fence`.
+  /// Frees a chain. Its bytes may be used again after `fence`.
   void give_back(ChainId chain, Fence const& fence) noexcept;
 
-  /// Frees the bytes of a chain behind the first `bytes` > 0, rounded up; they may be touched after
-  /// `fence`. Without memory to note them in, they stay in the chain.
+  /// Shortens a chain to its first `bytes` > 0, rounded up. The rest may be used again after
+  /// `fence`. If there is no memory for the bookkeeping, the rest stays in the chain.
   ///
   /// @returns the bytes that the chain has now
   std::size_t trim(ChainId chain, std::size_t bytes, Fence const& fence) noexcept;
 
-  /// Removes every slab that is wholly free, after `visit(std::uint32_t slab, std::size_t bytes,
-  /// Fence const&)` for each. The numbers of the others stay.
+  /// Removes every slab that is wholly free, and calls
+  /// `visit(std::uint32_t slab, std::size_t bytes, Fence const&)` for each. The other slabs keep
+  /// their numbers.
   template <class Visit>
   void remove_free_slabs(Visit visit) {
     for (std::uint32_t const head : heads_) {
@@ -145,8 +148,8 @@ class BasicSlabMap {
   /// Whether `try_take(bytes)` would succeed if there were one more free slab of `extra_bytes`.
   [[nodiscard]] bool can_take(std::size_t bytes, std::size_t extra_bytes = 0) const noexcept;
 
-  /// Returns how much the `most` largest free ranges lack to hold `bytes`, which rounding up must
-  /// not overflow.
+  /// Returns how many bytes the `most` largest free ranges lack to hold `bytes`. Rounding up
+  /// `bytes` must not overflow.
   [[nodiscard]] std::size_t missing_bytes(std::size_t bytes, std::size_t most) const noexcept {
     Largest const pieces = largest();
     return missing_after(pieces, std::min(pieces.count, most), round_up(bytes, granule_));
@@ -190,11 +193,11 @@ class BasicSlabMap {
 
   struct Node {
     Extent extent;
-    Fence fence;  // free ranges only
+    Fence fence;  // used by free ranges only
     std::uint32_t previous_in_slab = none;
     std::uint32_t next_in_slab = none;
-    std::uint32_t previous_linked = none;  // free: in its class
-    std::uint32_t next_linked = none;  // free: in its class; taken: next extent; vacant: next one
+    std::uint32_t previous_linked = none;  // free: previous range of its class
+    std::uint32_t next_linked = none;  // free: next of its class; taken: next extent; vacant: next
     bool is_free = false;
   };
 
@@ -224,8 +227,8 @@ class BasicSlabMap {
     return best;
   }
 
-  /// A free range of at least `bytes`, close to the smallest one. Returns `none`, too, where such a
-  /// range stands behind many smaller ones of its class; `largest` finds it then.
+  /// Returns a free range of at least `bytes`, about the smallest one. Also returns `none` if such
+  /// a range is behind many smaller ones in the list of its class; `largest` finds it then.
   [[nodiscard]] std::uint32_t find(std::size_t bytes) const noexcept {
     std::size_t const own = class_of(bytes);
     if (std::uint32_t const fit = best_in_class(own, bytes); fit != none) {
@@ -241,7 +244,8 @@ class BasicSlabMap {
     };
     Largest found;
     auto const begin = found.nodes.begin();
-    // A heap with the smallest on top, fed class by class from above until no class can improve it.
+    // A heap with the smallest range on top. Classes are added from the largest down until no class
+    // can improve it.
     std::size_t size_class = used_classes_.previous(SizeClasses::count);
     for (; size_class < SizeClasses::count && found.count < max_extents;
          size_class = used_classes_.previous(size_class)) {
@@ -269,8 +273,8 @@ class BasicSlabMap {
     return wanted;
   }
 
-  /// Keeps one node in reserve, so that splitting a range cannot fail half-way: `try_take` splits
-  /// one range at most.
+  /// Makes sure that there is a vacant node, so that splitting a range cannot fail half-way.
+  /// `try_take` splits at most one range.
   void provide_vacant_node() {
     if (vacant_ == none) {
       nodes_.emplace_back();
@@ -330,8 +334,8 @@ class BasicSlabMap {
     }
   }
 
-  /// Cuts an extent that is in no class: `node` keeps `bytes`, and the new node that is returned
-  /// has the rest. There must be a vacant node.
+  /// Splits an extent that is in no list: `node` keeps `bytes`, and the returned new node gets the
+  /// rest. There must be a vacant node.
   [[nodiscard]] std::uint32_t split(std::uint32_t node, std::size_t bytes) noexcept {
     std::uint32_t const rest = pop_vacant();
     Node& taken = nodes_[node];
@@ -349,7 +353,7 @@ class BasicSlabMap {
     return rest;
   }
 
-  /// Joins two neighbours that are in no class, and unites their fences.
+  /// Joins two neighbours that are in no list, and unites their fences.
   void absorb(std::uint32_t left, std::uint32_t right) noexcept {
     Node& grown = nodes_[left];
     grown.extent.bytes += nodes_[right].extent.bytes;
@@ -410,7 +414,7 @@ std::uint32_t BasicSlabMap<Lazy>::add_slab(std::size_t bytes) {
 template <class Lazy>
 inline auto BasicSlabMap<Lazy>::try_take(std::size_t bytes) -> std::optional<Chain> {
   if (bytes > free_bytes_) {
-    return std::nullopt;  // before rounding, which a huge request would overflow
+    return std::nullopt;  // checked before rounding up, which could overflow
   }
   std::size_t const wanted = round_up(bytes, granule_);
   provide_vacant_node();

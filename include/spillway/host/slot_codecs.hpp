@@ -26,19 +26,19 @@
 
 namespace spillway::detail {
 
-/// A codec's functions without its type: those of a `StreamCodec`, or else those that are called
-/// for 64 KiB at once.
+/// The functions of a codec, with its type erased: those of a `StreamCodec`, or else those that
+/// encode and decode a stripe of 64 KiB.
 struct CodecType {
   bool is_lossless = false;
-  std::size_t (*worst_bytes)(std::size_t) noexcept = nullptr;  // for a stream, of a whole block
+  std::size_t (*worst_bytes)(std::size_t) noexcept = nullptr;  // `StreamCodec`: of a whole block
   std::shared_ptr<void> (*make)() = nullptr;
   std::size_t (*encode)(void*, std::span<std::byte const>, std::span<std::byte>) noexcept = nullptr;
   bool (*decode)(void*, std::span<std::byte const>, std::span<std::byte>) noexcept = nullptr;
-  void const* on_stream = nullptr;  // `StreamCodecCalls` of the pool's device
+  void const* on_stream = nullptr;  // points to the `StreamCodecCalls` for the pool's device
   std::size_t (*stored_bytes)(SlotMemory) noexcept = nullptr;
 };
 
-/// The functions of a `StreamCodec` that enqueue.
+/// The functions of a `StreamCodec` that enqueue work.
 template <DeviceApi Device>
 struct StreamCodecCalls {
   using stream_type = typename Device::stream_type;
@@ -82,8 +82,8 @@ inline constexpr CodecType stream_codec_type{
     .on_stream = &stream_codec_calls<C, Device>,
     .stored_bytes = [](SlotMemory slot) noexcept { return C::stored_bytes(slot); }};
 
-/// Goes over the bytes of a slot in memory from its front to its end. `SlotIo::Cursor` does so in
-/// the file.
+/// Reads or writes the bytes of a slot in memory from its front to its end. `SlotIo::Cursor` does
+/// the same for a slot in the file.
 class PieceCursor {
  public:
   explicit PieceCursor(std::vector<HostPiece> const& pieces) noexcept : pieces_{&pieces} {
@@ -92,7 +92,7 @@ class PieceCursor {
     }
   }
   [[nodiscard]] std::size_t left_bytes() const noexcept { return left_; }
-  /// The next `bytes` bytes where they lie in one piece, else null. The cursor stays.
+  /// Returns the next `bytes` bytes if they are contiguous, else null. Does not move the cursor.
   [[nodiscard]] std::byte* in_one_piece(std::size_t bytes) noexcept {
     skip_finished();
     return bytes <= left_ && at_ + bytes <= (*pieces_)[piece_].bytes
@@ -112,7 +112,7 @@ class PieceCursor {
   void skip(std::size_t bytes) noexcept {
     for_each_part(bytes, [](std::byte*, std::size_t) {});
   }
-  /// Ends the last write. @returns false if a read lost bytes, of which the slot knows then
+  /// Ends the last write. @returns false if a read has lost bytes, which is noted in the slot then
   [[nodiscard]] bool finish() noexcept { return true; }
 
  private:
@@ -143,41 +143,41 @@ class PieceCursor {
 
 /// Encodes blocks into slots of a host pool, and decodes them.
 ///
-/// `HostTransfers` enqueues a function that runs on the host, finds the block in device memory and
-/// calls `run` with a cursor: `run_in_memory`, or one of its own for a slot in the file. Where the
-/// host cannot address device memory, a block is staged part by part on its way to the slower
-/// tiers, and `encode_part` or `decode_part` is called for each.
+/// `HostTransfers` enqueues a host function that accesses the block in device memory and calls
+/// `run` with a cursor: `run_in_memory`, or a function of `HostTransfers` for a slot in the file.
+/// If the host cannot address device memory, blocks are staged part by part for the slower tiers,
+/// and `encode_part` or `decode_part` is called for each part.
 ///
-/// A block is encoded in stripes of 64 KiB, so that each goes through the caches once. A stripe
-/// that a lossless codec does not make smaller is kept as it is: a slot taken for the worst case is
-/// hardly larger than the block. Each stripe has a header, by which bytes that no codec wrote are
-/// refused before they are given out.
+/// A block is encoded in stripes of 64 KiB, which fit into the caches. A stripe that a lossless
+/// codec does not make smaller is stored unchanged, so a slot for the worst case is hardly larger
+/// than the block. Each stripe has a header, by which bytes that no codec wrote are recognised and
+/// refused.
 ///
 /// When a block has been encoded its slot gives back what it does not need (`HostLedger::trim`).
 ///
-/// A codec is tried for each tag of blocks. If it makes twice in a row no block smaller by an
-/// eighth, it is given up for that tag, and tried again with each 64th block.
+/// Each codec is tried separately for each tag. If two blocks of a tag in a row do not become
+/// smaller by an eighth, the codec is given up for that tag, and tried again with every 64th block.
 ///
-/// A `StreamCodec` works on pinned slots only, and has a format of its own for a whole block.
-/// `HostTransfers` enqueues it, and `note_on_stream` behind it, which says what has come of it.
+/// A `StreamCodec` works on pinned slots only and has its own format for a whole block.
+/// `HostTransfers` enqueues its work and, behind it, `note_on_stream`, which notes the result.
 ///
 /// Threads  `run` runs on threads of the device and makes no device call. It locks the pool's mutex
-///          for the ledger only, and a codec while it uses it: there is one of each kind for each
-///          direction, in memory and in the file, so that no thread waits for another one's
-///          file calls. All other functions are called under that mutex.
+///          while it uses the ledger, and a codec while it uses that. There is one instance of each
+///          codec for each direction, and for memory and file, so that no thread waits for the file
+///          calls of another. All other functions are called under the pool's mutex.
 template <class = Lazily>
 class BasicSlotCodecs {
   static constexpr std::size_t stripe_bytes = 64_KiB;
-  static constexpr std::size_t least_bytes = 4_KiB;  // of a block that is worth a host function
+  static constexpr std::size_t least_bytes = 4_KiB;  // smaller blocks are not worth a host function
   static constexpr std::uint32_t most_misses = 2;
   static constexpr std::uint32_t most_skipped = 64;
-  static constexpr std::uint32_t as_it_is = 0x80000000;  // in `Header::stored`
+  static constexpr std::uint32_t as_it_is = 0x80000000;  // set in `Header::stored`: not encoded
 
   /// Stands before each stripe, at an address that is aligned as the slot is.
   struct Header {
     std::uint32_t raw = 0;     // bytes of the stripe
     std::uint32_t stored = 0;  // bytes that follow
-    std::uint64_t place = 0;   // of the stripe in the block, so that one from elsewhere is found
+    std::uint64_t place = 0;   // number of the stripe, so that a misplaced one is recognised
   };
   static_assert(sizeof(Header) == streaming_unit_bytes);
   static_assert(SlabMap::max_extents <= most_slot_pieces);
@@ -185,7 +185,7 @@ class BasicSlotCodecs {
   struct Instance {
     std::mutex busy;
     std::shared_ptr<void> codec;
-    std::vector<std::byte> scratch;  // a stripe that is encoded, and one that is not
+    std::vector<std::byte> scratch;  // room for one encoded and one plain stripe
   };
   struct Kind {
     CodecType const* type = nullptr;
@@ -201,14 +201,14 @@ class BasicSlotCodecs {
     std::uint64_t raw_bytes = 0;
     std::uint64_t stored_bytes = 0;
     std::uint32_t misses = 0;   // blocks in a row that did not become smaller
-    std::uint32_t skipped = 0;  // since the codec was given up
+    std::uint32_t skipped = 0;  // blocks that were not encoded since the codec was given up
   };
 
  public:
   /// One transfer.
   struct Job {
     BasicSlotCodecs* owner = nullptr;
-    Job* next = nullptr;  // while idle
+    Job* next = nullptr;  // next idle job
     HostSlot* slot = nullptr;
     Coding* coding = nullptr;
     SlotAccess access{};
@@ -216,7 +216,7 @@ class BasicSlotCodecs {
     std::size_t bytes = 0;
     std::vector<HostPiece> pieces;
     std::vector<std::span<std::byte>> memory;  // the same, for a codec on a stream
-    // What carries the bytes of a slot in the file, for the function that `HostTransfers` enqueues.
+    // For a slot in the file: the `SlotIo`, used by the host function of `HostTransfers`.
     void* io = nullptr;
     std::span<std::byte> chunk;
   };
@@ -235,7 +235,7 @@ class BasicSlotCodecs {
   BasicSlotCodecs& operator=(BasicSlotCodecs const&) = delete;
   ~BasicSlotCodecs() = default;
 
-  /// The number of a codec with a tag, a new one if need be. @throws std::bad_alloc
+  /// Returns the id of a codec with a tag, and makes one at first use. @throws std::bad_alloc
   [[nodiscard]] CodingId coding_of(CodecType const& type, std::uint64_t tag) {
     auto kind = std::find_if(
         kinds_.begin(), kinds_.end(), [&](Kind const& known) { return known.type == &type; });
@@ -284,8 +284,8 @@ class BasicSlotCodecs {
     }
     return part_bytes_ == 0 ? CodedRoom{} : CodedRoom{room, HostTier::pageable, HostTier::file};
   }
-  /// As `slot_room`, for a block that is about to be written: after a while a codec that was given
-  /// up is tried again.
+  /// As `slot_room`, for a block that is about to be written: counts the block, so that a codec
+  /// that was given up is tried again after a while.
   [[nodiscard]] CodedRoom try_slot_room(CodingId id, std::size_t bytes) noexcept {
     if (id != CodingId{} && is_given_up(at(id)) && ++at(id).skipped == most_skipped) {
       at(id).skipped = 0;
@@ -293,7 +293,7 @@ class BasicSlotCodecs {
     }
     return slot_room(id, bytes);
   }
-  /// Returns the stored part of each byte, by the work so far.
+  /// Returns the encoded size as a fraction of the size, as measured so far.
   [[nodiscard]] double stored_share(CodingId id) const noexcept {
     if (id == CodingId{} || is_given_up(at(id)) || at(id).raw_bytes == 0) {
       return 1;
@@ -301,15 +301,14 @@ class BasicSlotCodecs {
     return static_cast<double>(at(id).stored_bytes) / static_cast<double>(at(id).raw_bytes);
   }
 
-  /// Returns the part of each byte that crosses the link: all, where a codec works on what is
-  /// staged.
+  /// Returns which fraction of the bytes crosses the link: 1 if the codec encodes staged bytes.
   [[nodiscard]] double link_share(CodingId id) const noexcept {
     bool const is_staged =
         id != CodingId{} && !reads_device_ && at(id).kind->type->on_stream == nullptr;
     return is_staged ? 1 : stored_share(id);
   }
 
-  /// A job that counts as unfinished for the slot until it has run or is given back.
+  /// Makes a job, which counts as unfinished for the slot until it has run or is given back.
   ///
   /// @throws std::bad_alloc, with nothing changed
   [[nodiscard]] Job& take(HostSlot& slot, TransferRequest const& request, SlotAccess access) {
@@ -336,7 +335,7 @@ class BasicSlotCodecs {
     ++slot.jobs(access);
     return job;
   }
-  /// Ends a job, one that was not enqueued, too.
+  /// Ends a job, whether it was enqueued or not.
   void give_back(Job& job) noexcept {
     --job.slot->jobs(job.access);
     ledger_->trim(*job.slot);
@@ -344,12 +343,12 @@ class BasicSlotCodecs {
     job.next = std::exchange(idle_, &job);
   }
 
-  /// The functions of a `StreamCodec` for a job that is its, or null.
+  /// Returns the functions of the job's codec if that is a `StreamCodec`, else null.
   template <DeviceApi Device>
   [[nodiscard]] static StreamCodecCalls<Device> const* calls_on_stream(Job const& job) noexcept {
     return static_cast<StreamCodecCalls<Device> const*>(job.coding->kind->type->on_stream);
   }
-  /// Host function for what comes after the work of a `StreamCodec`. `argument` is a job.
+  /// Host function that runs after the work of a `StreamCodec`. `argument` is a job.
   static void note_on_stream(void* argument) noexcept {
     auto& job = *static_cast<Job*>(argument);
     std::size_t const stored = job.coding->kind->type->stored_bytes(job.memory);
@@ -381,12 +380,12 @@ class BasicSlotCodecs {
                           Cursor& slot,
                           std::size_t begin,
                           std::span<std::byte const> memory) noexcept;
-  /// The reverse. @returns false if no codec wrote what is at the cursor
+  /// Decodes bytes of a block in the same way. @returns false if no codec wrote what is at the
+  /// cursor
   template <class Cursor>
   [[nodiscard]] static bool
   decode_part(Job& job, Cursor& slot, std::size_t begin, std::span<std::byte> memory) noexcept;
-  /// Notes what a transfer has stored, if it is known and was a write, and that bytes are lost
-  /// unless they `are_sound`. Gives the job back.
+  /// Ends a job. Notes the stored size if it was a write, and a loss of bytes unless `are_sound`.
   void finish(Job& job, std::size_t stored, bool are_sound) noexcept {
     std::scoped_lock const lock{*mutex_};
     if (job.access == SlotAccess::write && stored != 0) {

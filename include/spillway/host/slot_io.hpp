@@ -30,13 +30,13 @@ namespace spillway::detail {
 
 /// The host half of transfers to the slower tiers: copies between staging chunks and slots.
 ///
-/// `HostTransfers` prepares a list of jobs for each chunk and enqueues `run` on a stream, as a
-/// function that runs on the host. It then copies each piece between the chunk and
-/// pageable memory or the file. Pieces that are adjacent in the file and in the chunk share one
-/// file call. All calls of a chunk are begun before the first of them is waited for. Where the
-/// file's queue can begin calls, `begin` is enqueued beside it, on another stream: it begins them
-/// while `run` is still busy with an earlier chunk. Whichever of both comes first
-/// begins them; the jobs are used again when both have returned.
+/// `HostTransfers` prepares a list of jobs for each chunk and enqueues the host function `run`,
+/// which copies each piece between the chunk and pageable memory or the file. Pieces that are
+/// adjacent in the file and in the chunk share one file call. All file calls of a chunk are begun
+/// before the first of them is waited for. If the file's queue can begin calls, the host function
+/// `begin` is enqueued on a second stream, so that the calls of a chunk can begin while `run` is
+/// still busy with an earlier chunk. Whichever of the two runs first begins the calls; the jobs are
+/// reused when both have returned.
 ///
 /// A write that the file refuses loses nothing as long as there is memory. The call is first
 /// repeated piece by piece. Each piece that fails again is copied to the heap, into the slot's
@@ -45,13 +45,13 @@ namespace spillway::detail {
 /// there is no memory, and one that cannot be read back, is lost: the ledger notes it, and the next
 /// use of the slot throws.
 ///
-/// Where the file's queue reaches the device (`DeviceFileQueueApi`), a list of jobs may be enqueued
-/// as transfers of their own instead, with no chunk: `try_enqueue_direct`. Bytes of a write that
-/// fails there are lost, since no host function may copy them from the device.
+/// If the file's queue can access the device (`DeviceFileQueueApi`), `try_enqueue_direct` enqueues
+/// a list of jobs as direct transfers, without a chunk. The bytes of a direct write that fails are
+/// lost, since host functions cannot copy them from the device.
 ///
 /// `Cursor` is for a host function that reads or writes a slot in the file by itself.
 ///
-/// Jobs are kept for the life of the pool and used again, so that what is enqueued always finds its
+/// Jobs are reused and live as long as the pool, so that enqueued functions always find their
 /// arguments.
 ///
 /// Threads  `run` and `begin` run on threads of the device and make no device call. They lock the
@@ -60,16 +60,16 @@ namespace spillway::detail {
 template <FileIoApi FileIo>
 class SlotIo {
  public:
-  /// One piece of a transfer, and the place that it has in a staging chunk.
+  /// One piece of a transfer, and its place in a staging chunk.
   struct Job {
     SlotIo* owner = nullptr;
     Job* next = nullptr;        // the next job of the same host function
     Job* next_chunk = nullptr;  // in the first job of a chunk: the first job of the next chunk
     HostSlot* slot = nullptr;
     HostPiece piece{};
-    std::byte* chunk = nullptr;  // set when the chunk is known; if it is direct, to `device`
+    std::byte* chunk = nullptr;  // its place in the chunk; `device` in a direct transfer
     std::size_t chunk_offset = 0;
-    FileTransfer transfer{};  // of this job, or of all that are adjacent, in the first of them
+    FileTransfer transfer{};  // for this job, or, in the first of adjacent jobs, for all of them
     SlotAccess access{};
     bool is_direct = false;
     bool is_begun = false;   // in the first job of a chunk: the file calls
@@ -88,7 +88,7 @@ class SlotIo {
   SlotIo& operator=(SlotIo const&) = delete;
   ~SlotIo() = default;
 
-  /// A job that counts as unfinished for the slot until it has run or is given back.
+  /// Makes a job, which counts as unfinished for the slot until it has run or is given back.
   ///
   /// @throws std::bad_alloc, with nothing changed
   [[nodiscard]] Job& take(HostSlot& slot, SlotAccess access) {
@@ -107,14 +107,15 @@ class SlotIo {
     job.next = std::exchange(idle_, &job);
   }
 
-  /// Opens the file's queue for one direction. `memory` has the chunks.
+  /// Opens the file's queue for one direction. `memory` is that of the chunks.
   ///
-  /// @returns whether `begin` has anything to begin there; @throws std::bad_alloc
+  /// @returns whether the queue can begin calls, so that `begin` is useful
+  /// @throws  std::bad_alloc
   bool open_queue(SlotAccess access, std::span<std::byte> memory) {
     return queue(access).emplace(file_->make_queue(memory)).can_begin();
   }
 
-  /// Says, before the host functions of a chunk are enqueued, that `begin` is one of them.
+  /// Announces that `begin` will be enqueued for a chunk beside `run`. Call it before both.
   void expect_begin(Job& first) noexcept { first.calls = 2; }
 
   /// Host function: begins the file calls of a chunk. `argument` is the first job of a list.
@@ -131,18 +132,18 @@ class SlotIo {
     first.owner->finish(first);
   }
 
-  /// Whether the file's queue carries bytes straight from and to the device.
+  /// Whether the file's queue can transfer directly from and to the device.
   template <class Device>
   [[nodiscard]] bool reaches(SlotAccess access) const noexcept {
     auto const& queue = queues_[static_cast<std::size_t>(access)];
     return queue && queue->template reaches<Device>();
   }
 
-  /// Enqueues transfers between the slots and where the jobs of a list are on the device, and a
-  /// host function that notes what came of them.
+  /// Enqueues direct transfers for a list of jobs, between their slots and their device memory, and
+  /// a host function that notes the results.
   ///
-  /// @returns false if the file cannot be reached so, and then nothing of it is in flight
-  /// @throws  DeviceError, with the same effect unless the device has failed altogether
+  /// @returns false if direct transfers of this file are not possible; nothing is in flight then
+  /// @throws  DeviceError; nothing is in flight then unless the device has failed altogether
   template <class Device>
     requires(SwapFile<FileIo>::template may_reach<Device>)
   [[nodiscard]] bool
@@ -207,8 +208,8 @@ class SlotIo {
     return queues_[static_cast<std::size_t>(access)];
   }
 
-  /// Waits for a job's file call. A queue has one thread at a time that waits: mostly the lane's,
-  /// but a transfer through a codec that was given up may end on another one.
+  /// Waits for a job's file call. Only one thread at a time may wait for a queue: usually that of
+  /// the lane, but a codec's transfer that was abandoned may end on another thread.
   [[nodiscard]] int finish_call(Job& job) noexcept {
     std::scoped_lock const lock{finish_mutex_[static_cast<std::size_t>(job.access)]};
     return queue(job.access)->finish(job.transfer);
@@ -255,7 +256,7 @@ class SlotIo {
     return queue(first.access)->try_enqueue(device, first.transfer, stream);
   }
 
-  /// Host function: notes what came of enqueued transfers. `argument` is the first job of a list.
+  /// Host function: notes the results of direct transfers. `argument` is the first job of a list.
   static void note_direct(void* argument) noexcept {
     auto& first = *static_cast<Job*>(argument);
     SlotIo& io = *first.owner;
@@ -263,7 +264,7 @@ class SlotIo {
       Job* const end = io.end_of_adjacent(job);
       ssize_t const moved = job->transfer.result;
       bool const is_whole = moved >= 0 && static_cast<std::size_t>(moved) == job->transfer.bytes;
-      // Libraries have negative results that are no error numbers, -1 among them.
+      // Some libraries return negative numbers that are not error numbers, such as -1.
       bool const is_number = moved < -1 && moved > -4096;
       int const error = is_whole ? 0 : is_number ? static_cast<int>(-moved) : EIO;
       for (; job != end; job = job->next) {
@@ -275,8 +276,8 @@ class SlotIo {
     io.end_call(first);
   }
 
-  /// Whether one file call can carry all of these jobs. Not where they need not be written, and not
-  /// where bytes of a slot were rescued: the file does not have all of them then.
+  /// Whether one file call can serve all of these jobs. Not if one of them need not be written, or
+  /// if bytes of a slot were rescued, since the file then does not have all of them.
   [[nodiscard]] bool can_share(Job const& first, Job const* end) const noexcept {
     std::scoped_lock const lock{*mutex_};
     if (first.access == SlotAccess::write) {
@@ -328,7 +329,7 @@ class SlotIo {
     note_result(job, finish_call(job));
   }
 
-  /// @returns whether the bytes of a piece were rescued
+  /// Reads a piece from its rescued bytes. @returns false if it was not rescued
   [[nodiscard]] bool read_rescued(Job const& job) const noexcept {
     std::byte const* const rescued = find_rescued(job);
     if (rescued != nullptr) {
@@ -337,7 +338,7 @@ class SlotIo {
     return rescued != nullptr;
   }
 
-  /// Between a chunk and pageable memory.
+  /// Copies a piece between a chunk and pageable memory.
   void copy(Job const& job) const noexcept {
     if (job.access == SlotAccess::read) {
       std::memcpy(job.chunk, job.piece.memory, job.piece.bytes);
@@ -364,8 +365,8 @@ class SlotIo {
     }
   }
 
-  /// The first job after `job` whose piece is not adjacent to the one before, in the file and in
-  /// the chunk: one call can carry all before it.
+  /// Returns the first job after `job` whose piece is not adjacent to the one before it in the file
+  /// and in the chunk. One call can serve all jobs before it.
   [[nodiscard]] Job* end_of_adjacent(Job const* job) const noexcept {
     Job* end = job->next;
     for (; end != nullptr && job->piece.memory == nullptr; job = end, end = end->next) {
@@ -393,18 +394,18 @@ class SlotIo {
     return !job.slot->is_given_back || job.slot->read_jobs > 0;
   }
 
-  /// The bytes that a file call has to move for a job. Direct I/O moves whole sectors, and so do
-  /// checksums. The chunk has room for them, and so has the slot: its granule is a sector. Device
-  /// memory has none, and what enqueues transfers from there takes any size.
+  /// Returns how many bytes a file call transfers for a job. Direct I/O and checksums need whole
+  /// sectors, for which chunk and slot have room, since the granule of the file tier is a sector.
+  /// Direct transfers from device memory have any size.
   [[nodiscard]] std::size_t file_bytes(Job const& job) const noexcept {
     return file_->moves_units() && !job.is_direct
                ? round_up(job.piece.bytes, SwapFile<FileIo>::unit_bytes)
                : job.piece.bytes;
   }
 
-  /// The rescued bytes of a piece, or null. They stay where they are while this job runs: what
-  /// overwrites or frees the slot is ordered after its reads. A slot is always cut into the same
-  /// pieces, of which the last may be shorter, so the offset finds the piece.
+  /// Returns the rescued bytes of a piece, or null. They are valid while this job runs, since work
+  /// that overwrites or frees the slot waits for its reads. A slot is always cut into the same
+  /// pieces, of which the last may be shorter, so the offset identifies the piece.
   [[nodiscard]] std::byte const* find_rescued(Job const& job) const noexcept {
     std::scoped_lock const lock{*mutex_};
     for (RescuedPiece const& rescued : job.slot->rescued) {
@@ -468,7 +469,7 @@ class SlotIo {
                                       .is_read = true});
   }
 
-  /// The slot can be forgotten as far as this job is concerned. The lock is held.
+  /// Ends this job's use of its slot, which may be forgotten then. The lock is held.
   void end_use(Job& job) noexcept {
     --job.slot->jobs(job.access);
     ledger_->forget_if_unused(*job.slot);
@@ -486,11 +487,11 @@ class SlotIo {
   std::size_t failed_reads_ = 0;
 };
 
-/// Goes over the bytes of a slot in the file from its front to its end, which are written or read
-/// by parts of a staging chunk: some are on their way while another one is filled or emptied.
+/// Reads or writes the bytes of a slot in the file from its front to its end, through the parts of
+/// a staging chunk: while one part is filled or emptied, others are being written or read.
 ///
-/// A slot is always cut into the same parts, of which the last may be shorter. So one that the file
-/// refuses is rescued, and found again, as a piece of a slot without a codec.
+/// A slot is always cut into the same parts, of which the last may be shorter. So a part that the
+/// file refuses is rescued, and found again, like a piece of a slot without a codec.
 template <FileIoApi FileIo>
 class SlotIo<FileIo>::Cursor {
  public:
@@ -524,7 +525,7 @@ class SlotIo<FileIo>::Cursor {
   Cursor(Cursor const&) = delete;
   Cursor& operator=(Cursor const&) = delete;
   ~Cursor() {
-    for (Job& part : parts_) {  // those that were read ahead of what was asked for
+    for (Job& part : parts_) {  // waits for parts that were read ahead and not used
       if (part.is_begun) {
         static_cast<void>(io_->finish_call(part));
       }
@@ -578,7 +579,8 @@ class SlotIo<FileIo>::Cursor {
     }
   }
 
-  /// Makes the current part one with bytes to fill, or to give. @returns false if they are lost
+  /// Makes the current part ready: with room to write, or with bytes that were read. @returns false
+  /// if these are lost
   [[nodiscard]] bool open() noexcept {
     if (!is_read()) {
       if (at_ == 0) {
@@ -600,7 +602,7 @@ class SlotIo<FileIo>::Cursor {
     return has_all_;
   }
 
-  /// Gives a part the next place of the slot that no part has had.
+  /// Assigns to a part the next place of the slot.
   void place(Job& part) noexcept {
     while (piece_at_ == (*pieces_)[piece_].bytes) {
       ++piece_;
@@ -647,15 +649,15 @@ class SlotIo<FileIo>::Cursor {
   SlotIo* io_;
   std::vector<HostPiece> const* pieces_;
   std::array<Job, 4> parts_;
-  std::size_t count_ = 0;  // parts in use
+  std::size_t count_ = 0;  // number of parts in use
   std::size_t part_bytes_ = 0;
   std::size_t current_ = 0;   // the part that is filled or emptied
-  std::size_t at_ = 0;        // and how far it is
+  std::size_t at_ = 0;        // position in the current part
   bool is_open_ = false;      // a part was read
-  std::size_t left_ = 0;      // bytes of the slot behind the cursor's place
-  std::size_t ahead_ = 0;     // those that no part has had
-  std::size_t piece_ = 0;     // where these begin
-  std::size_t piece_at_ = 0;  // in the piece
+  std::size_t left_ = 0;      // bytes of the slot behind the cursor
+  std::size_t ahead_ = 0;     // those that are not assigned to a part yet
+  std::size_t piece_ = 0;     // the piece in which these begin
+  std::size_t piece_at_ = 0;  // and the offset in that piece
   bool has_all_ = true;
 };
 

@@ -26,11 +26,11 @@
 
 namespace spillway::detail {
 
-/// The limits of `HostPoolOptions`. Their product is far from the largest `std::size_t`.
+/// The limits of the staging options in `HostPoolOptions`. Their product does not overflow.
 inline constexpr std::size_t most_staging_bytes = 1_GiB;
 inline constexpr std::size_t most_staging_chunks = 65'536;
 
-/// Returns a worker for long host functions of a stream, or null where the device's own will do.
+/// Returns a worker for long host functions of a stream; null if the device needs none.
 template <DeviceApi Device>
 [[nodiscard]] auto make_host_worker([[maybe_unused]] Device& device,
                                     [[maybe_unused]] typename Device::stream_type stream) {
@@ -41,12 +41,12 @@ template <DeviceApi Device>
   }
 }
 
-/// A stream for functions on the host and a ring of pinned chunks: one direction of a host pool's
-/// staging.
+/// One direction of a host pool's staging: a ring of pinned chunks, and a stream for the host
+/// functions that copy between them and the slower tiers.
 ///
 /// `HostTransfers` has a lane for writes and one for reads, so that neither waits for the other.
-/// Each chunk carries the fence after which it may be overwritten. A chunk is therefore handed on
-/// while it is still in use, and the streams wait for it instead of the host.
+/// Each chunk has a fence after which it may be overwritten. So a chunk can be passed to the next
+/// transfer while it is still in use: the streams wait for it, not the host.
 ///
 /// Threads  thread-safe. The constructor of `Chunk` waits only while other threads hold all chunks;
 ///          each holds one for the time that it takes to enqueue its uses.
@@ -87,7 +87,8 @@ class StagingLane {
     ~Chunk() { lane_->give_back(piece_); }
 
     [[nodiscard]] std::byte* data() const noexcept { return piece_.data; }
-    /// What the next use comes after. The caller sets it to each use as soon as that is enqueued.
+    /// The fence for which the next use has to wait. The caller adds each use as soon as it has
+    /// enqueued it.
     [[nodiscard]] Fence& fence() noexcept { return piece_.fence; }
 
    private:
@@ -153,7 +154,7 @@ class StagingLane {
     }
     return memory;
   }
-  /// Takes the chunk that was handed on longest ago: it is the first to become idle.
+  /// Takes the chunk that was used longest ago, which is the first to become idle.
   [[nodiscard]] Piece take() {
     std::unique_lock lock{mutex_};
     if (idle_count_ == 0) {
@@ -185,7 +186,7 @@ class StagingLane {
   decltype(make_host_worker(std::declval<Device&>(), stream_type{})) worker_;
   mutable std::mutex mutex_;  // guards what follows; never held across a device call
   std::condition_variable returned_;
-  // The idle chunks lie at [first_, first_ + idle_count_), round and round.
+  // A ring buffer: the idle chunks are at [first_, first_ + idle_count_), modulo its size.
   std::vector<Piece> ring_;
   std::size_t first_ = 0;
   std::size_t idle_count_ = 0;
@@ -216,11 +217,12 @@ StagingLane<Device>::StagingLane(Device& device,
   idle_count_ = chunk_count;
 }
 
-/// Copies between ordinary host memory and the device through pinned chunks, and waits.
+/// Copies between ordinary host memory and the device through pinned chunks, and waits until the
+/// copy has finished.
 ///
-/// `DeviceAllocator` offers it to its users. A device's own copy from memory that is not
-/// page-locked waits inside the driver; this class waits where the caller sees it. It pins a chunk
-/// for each thread that copies at the same time, at first use, and keeps it.
+/// `DeviceAllocator::copy_from_host_sync` and `copy_to_host_sync` use it. A device's own copy of
+/// memory that is not page-locked would wait inside the driver. Pins one chunk for each thread that
+/// copies at the same time, at first use, and keeps it.
 ///
 /// Threads  thread-safe.
 /// Streams  enqueues on the stream it is given and waits on the host for it.
@@ -282,7 +284,7 @@ class SyncCopier {
 
   void give_back(PinnedMemory<Device> chunk, std::vector<PinnedMemory<Device>>& to) noexcept {
     std::scoped_lock const lock{mutex_};
-    to.push_back(std::move(chunk));  // `take` has made room for it
+    to.push_back(std::move(chunk));  // does not allocate: `take` has reserved the capacity
   }
 
   [[nodiscard]] PinnedMemory<Device> take() {

@@ -26,16 +26,16 @@
 
 namespace spillway::detail {
 
-/// The file of the file tier: opened at construction, removed at destruction.
+/// The file of the file tier: opened by the constructor, removed by the destructor.
 ///
-/// `TierMemory` owns it, takes room in it slab by slab and gives that back; `SlotIo` reads and
+/// `TierMemory` owns it and reserves and releases room in it slab by slab; `SlotIo` reads and
 /// writes the slots' pieces through a queue for each direction.
 ///
-/// Given a folder, the file has no name and vanishes even if the program is killed. Given a name,
-/// the file must not exist, so that no data is overwritten.
+/// If the path is a folder, the file has no name and disappears even if the program is killed. If
+/// it is a file name, that file must not exist, so that no data is overwritten.
 ///
-/// A forked child has the file in common with its parent, and neither knows what the other one
-/// keeps where. So the file stays the parent's: in the child it has no room, and transfers fail.
+/// A forked child shares the file with its parent, and they would overwrite each other's bytes. So
+/// only the parent may use it: in the child no room can be reserved, and transfers fail.
 ///
 /// Threads  thread-safe. A queue: as its model says.
 template <FileIoApi FileIo>
@@ -45,7 +45,7 @@ class SwapFile {
  public:
   static constexpr int is_corrupt = EBADMSG;
   static constexpr int is_parents = ESTALE;
-  /// What such a number, or one of the system, means.
+  /// Returns the text for one of these numbers, or for an error number of the system.
   [[nodiscard]] static std::string reason(int error) {
     if (error == is_corrupt) {
       return "they are not what was written there (their checksums differ)";
@@ -59,8 +59,8 @@ class SwapFile {
   template <class Device>
   static constexpr bool may_reach = DeviceFileQueueApi<ModelQueue, Device>;
 
-  /// Carries transfers to their end: signals interrupt, and any call may move less than it was
-  /// asked to. Notes the checksums of what is written and looks at those of what was read.
+  /// Makes transfers complete: repeats calls that were interrupted by a signal or transferred less
+  /// than was asked for. Stores checksums of what is written and checks those of what is read.
   class Queue {
    public:
     Queue(ModelQueue queue, FileChecksums* sums, pid_t owner)
@@ -79,7 +79,7 @@ class SwapFile {
     try_enqueue(Device& device, FileTransfer& transfer, typename Device::stream_type stream) {
       return ::getpid() == owner_ && queue_.try_enqueue(device, transfer, stream);
     }
-    /// Whether `try_enqueue` may be used: it makes no checksums.
+    /// Whether `try_enqueue` may be used, which does not support checksums.
     template <class Device>
     [[nodiscard]] bool reaches() const noexcept {
       if constexpr (may_reach<Device>) {
@@ -88,8 +88,8 @@ class SwapFile {
       return false;
     }
 
-    /// Moves all of it. @returns 0, or the error number: EIO where the file ends early,
-    /// `is_corrupt` for bytes that are not those that were written, `is_parents` in a forked child
+    /// Completes a transfer. @returns 0, or an error number: EIO if the file ends early,
+    /// `is_corrupt` if bytes differ from those that were written, `is_parents` in a forked child
     [[nodiscard]] int finish(FileTransfer& transfer) noexcept {
       if (::getpid() != owner_) {
         return is_parents;
@@ -97,7 +97,7 @@ class SwapFile {
       std::byte const* const memory = transfer.memory;
       std::size_t const bytes = transfer.bytes;
       std::uint64_t const offset = transfer.offset;
-      if (sums_ != nullptr && transfer.is_write) {  // while the disk is at work, if it has begun
+      if (sums_ != nullptr && transfer.is_write) {  // computed while the disk is writing, if begun
         sums_->note(memory, bytes, offset);
       }
       if (int const error = move(transfer); error != 0) {
@@ -139,7 +139,7 @@ class SwapFile {
     }
 
     mutable ModelQueue queue_;
-    FileChecksums* sums_;  // null where there are none
+    FileChecksums* sums_;  // null if checksums are off
     pid_t owner_;
   };
 
@@ -183,7 +183,7 @@ class SwapFile {
     ::close(fd_);
   }
 
-  /// Takes room for `bytes`: of what was released, else at the end.
+  /// Reserves room for `bytes`: in a range that was released, else at the end of the file.
   ///
   /// @returns the offset, or nothing when the disk is full or refuses
   /// @throws  std::bad_alloc, with nothing changed
@@ -201,7 +201,7 @@ class SwapFile {
     }
     refusal_ = io_.allocate(fd_, offset, bytes);
     if (refusal_ != 0) {
-      io_.discard(fd_, offset, bytes);  // what was taken before the disk was full
+      io_.discard(fd_, offset, bytes);  // frees what was allocated before the disk was full
       return std::nullopt;
     }
     if (hole == holes_.end()) {
@@ -214,7 +214,8 @@ class SwapFile {
     return offset;
   }
 
-  /// Gives the room of a range back to the file system. @throws std::bad_alloc, then it is kept
+  /// Gives the room of a range back to the file system. @throws std::bad_alloc; the file then keeps
+  /// the room
   void release(std::uint64_t offset, std::size_t bytes) {
     std::scoped_lock const lock{mutex_};
     if (!is_owner()) {
@@ -242,8 +243,7 @@ class SwapFile {
   [[nodiscard]] std::string const& path() const noexcept {
     return path_;
   }
-  /// The error number with which the system refused room when it was last asked for; 0 if it did
-  /// not.
+  /// Returns the error number of the last request for room; 0 if it was granted.
   [[nodiscard]] int refusal() const noexcept {
     return refusal_;
   }
@@ -254,7 +254,7 @@ class SwapFile {
   [[nodiscard]] bool is_checked() const noexcept {
     return is_checked_;
   }
-  /// Whether offsets and sizes have to be multiples of the unit.
+  /// Whether offsets and sizes must be multiples of `unit_bytes`.
   [[nodiscard]] bool moves_units() const noexcept {
     return is_direct_ || is_checked_;
   }
@@ -263,14 +263,14 @@ class SwapFile {
   [[nodiscard]] bool is_owner() const noexcept {
     return ::getpid() == owner_;
   }
-  /// The program may go to another folder before it ends.
+  /// Makes the path absolute, since the program may change its working directory.
   void make_absolute() {
     if (char* const name = ::realpath(path_.c_str(), nullptr)) {
       path_ = name;
       ::free(name);
     }
   }
-  /// Whether the name is this file's. Somebody may have moved it, and made another one.
+  /// Whether `path` still names this file: it may have been renamed and another one created.
   [[nodiscard]] bool is_at(std::string const& path) const noexcept {
     struct stat mine {};
     struct stat there {};

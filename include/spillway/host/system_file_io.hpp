@@ -24,9 +24,9 @@ using HostFileIo = IoUringFileIo;
 using HostFileIo = PosixFileIo;
 #endif
 
-/// The file calls of a host pool that is told nothing else. Programs that link
-/// `spillway::io_uring` use the kernel's ring where it has one, and those that link
-/// `spillway::cufile` reach GPUs from the file where the machine can do that.
+/// The default `FileIoApi` of a host pool. Programs that link `spillway::io_uring` use io_uring if
+/// the kernel has it. Those that link `spillway::cufile` transfer directly between file and GPU if
+/// the machine supports that.
 #if defined(SPILLWAY_WITH_CUFILE)
 using SystemFileIo = CuFileIo<HostFileIo>;
 #else

@@ -41,7 +41,7 @@ class PinnedMemory {
     }
   }
 
-  /// Empty when there is no room. @throws DeviceError
+  /// Allocates memory; empty if there is no room. @throws DeviceError
   [[nodiscard]] static PinnedMemory try_allocate(Device& device, std::size_t bytes, int numa_node) {
     PinnedMemory made;
     made.device_ = &device;
@@ -65,8 +65,8 @@ class PinnedMemory {
 template <DeviceApi Device, FileIoApi FileIo>
 class TierMemory {
  public:
-  /// Memory for one slab, freed with this object unless `adopt` takes it, or room in the file,
-  /// which only `give_back` frees.
+  /// One slab that was reserved: memory, which is freed with this object unless `adopt` takes it,
+  /// or room in the file, which only `give_back` frees.
   struct Slab {
     PinnedMemory<Device> pinned;
     HostMapping mapping;
@@ -83,8 +83,8 @@ class TierMemory {
     }
   }
 
-  /// Takes `bytes` from the system for `tier`; nothing if the system has no room. Makes device and
-  /// system calls. @throws DeviceError
+  /// Reserves a slab of `bytes` for `tier` from the system. Makes device and system calls.
+  /// @returns nothing if the system has no room. @throws DeviceError
   [[nodiscard]] std::optional<Slab> try_reserve(HostTier tier, std::size_t bytes) {
     Slab slab;
     slab.bytes = bytes;
@@ -110,9 +110,9 @@ class TierMemory {
 
   /// Makes sure that the next `adopt` cannot fail. @throws std::bad_alloc
   void prepare_adopt() { slabs_.reserve(slabs_.size() + 1); }
-  /// Keeps the memory of a slab that the ledger has entered.
+  /// Takes over the memory of a slab that was added to the ledger.
   void adopt(Slab slab) noexcept { slabs_.push_back(std::move(slab)); }
-  /// Hands out the memory of a slab that was adopted and that the ledger has removed.
+  /// Hands out an adopted slab that was removed from the ledger.
   [[nodiscard]] Slab release(HostSlab const& place) noexcept {
     auto const at = std::find_if(slabs_.begin(), slabs_.end(), [&](Slab const& slab) {
       return slab.place.memory == place.memory && slab.place.file_offset == place.file_offset;
@@ -132,7 +132,7 @@ class TierMemory {
       }
     }
   }
-  /// How many slabs of memory were adopted, and slabs of the file.
+  /// Returns the number of adopted slabs.
   [[nodiscard]] std::size_t slab_count() const noexcept { return slabs_.size(); }
 
   /// The file, or null where there is no file tier.

@@ -77,31 +77,32 @@ enum class BlockState : std::uint8_t {
 };
 inline constexpr std::size_t block_state_count = 14;
 
-/// The block has a device range.
+/// Whether a block in this state has a device range.
 [[nodiscard]] constexpr bool is_resident(BlockState state) noexcept {
   return state >= BlockState::blank;
 }
-/// One thread makes device calls for the block without the lock.
+/// Whether a thread is making device calls for a block in this state without the lock.
 [[nodiscard]] constexpr bool is_in_transit(BlockState state) noexcept {
   return state >= BlockState::swapping_out || state == BlockState::swapping_in;
 }
-/// Nothing has to be asked, counted or brought in before a lease.
+/// Whether a lease on a block in this state can be given at once, with nothing to swap in, check or
+/// count first.
 [[nodiscard]] constexpr bool is_at_hand(BlockState state) noexcept {
   return state >= BlockState::blank && state <= BlockState::arriving;
 }
-/// The block has bytes somewhere, or a recipe that makes them. Not for a state in transit, in which
-/// that is up to the state before.
+/// Whether a block in this state has bytes somewhere, or a recipe that makes them. Not for states
+/// in transit: there it depends on the state before.
 [[nodiscard]] constexpr bool has_contents(BlockState state) noexcept {
   return state == BlockState::on_host || state == BlockState::dropped ||
          (state >= BlockState::resident && state <= BlockState::filling);
 }
 
-/// The state of one block. It changes by `become` alone, which checks the table where assertions
-/// are on.
+/// Holds the state of one block. Only `become` changes it, and checks it against the table above
+/// if assertions are enabled.
 class BlockStatus {
  public:
   [[nodiscard]] BlockState state() const noexcept { return state_; }
-  /// The state, or the one before the transit.
+  /// Returns the state, or the one before the transit if the block is in transit.
   [[nodiscard]] BlockState settled() const noexcept {
     return is_in_transit(state_) ? before_ : state_;
   }
@@ -162,7 +163,7 @@ class BlockStatus {
 
  private:
   BlockState state_ = BlockState::vacant;
-  BlockState before_ = BlockState::vacant;  // the present transit, or the last one
+  BlockState before_ = BlockState::vacant;  // the state before the present or the last transit
 };
 
 /// How a block's bytes are made again, and which blocks are made again from them. Only blocks that
@@ -178,12 +179,13 @@ struct Recipe {
   std::uint32_t readers = 0;         // recomputations that hold the block now
   std::uint32_t changing_lease = 0;  // while suspended: the serial of the lease that may extend it
   std::uint8_t extensions = 0;       // changes in place that `make` repeats
-  bool is_suspended = false;         // the block is being changed: `make` makes what it was before
+  bool is_suspended = false;         // the block is being changed: `make` makes its old bytes
   bool is_orphan = false;            // freed by its owner, and kept for its dependents
-  bool is_looked_at = false;         // an orphan that may have to go
+  bool is_looked_at = false;         // listed as an orphan that may no longer be needed
 };
 
-/// The state of one block. The parts of the pager read and write it under the lock.
+/// All that the pager knows about one block. The parts of the pager read and write it under the
+/// lock.
 ///
 /// `Blocks` owns the records. It makes every change of a block's state but two, since `Transfers`
 /// begins and ends `copying_out` and `moving`. Beside it, `Transfers` writes the host slot, and the
@@ -195,27 +197,27 @@ struct BlockRecord {
   std::byte* address = nullptr;  // null exactly while the block is not resident
   RangeId range{};               // valid while resident or parked
   HostSlotId host{};             // kept while the block lives: swapping out again needs no search
-  Fence written{};               // must come before a read of the bytes
-  Fence used{};  // must come, with `written`, before the bytes are overwritten or the range reused
+  Fence written{};               // a read of the bytes must wait for it
+  Fence used{};  // overwriting the bytes or reusing the range must wait for it and for `written`
   std::uint32_t leases = 0;        // given out or about to be: the block must not leave
-  std::uint32_t granted = 0;       // of which given out: the block must not move either
+  std::uint32_t granted = 0;       // those given out: the block must not move either
   std::uint32_t lease_serial = 0;  // counts leases ever given
   CodingId coding{};               // how it is written in the host pool from now on
   void const* filler = nullptr;    // while `filling`: the acquire that will overwrite the block
-  std::thread::id leaser{};        // acquired last; no thread while several hold leases
+  std::thread::id leaser{};        // thread that acquired last; none if several hold leases
   BlockStatus status{};
   bool is_host_valid = false;        // the host slot holds the same bytes
   bool is_parked = false;            // not resident, and `range` is kept for its address
-  bool is_read_unchecked = false;    // the host pool may have lost the bytes on their way back
+  bool is_read_unchecked = false;    // whether the swap-in has lost bytes is not checked yet
   bool is_abandoned = false;         // to be freed when the last lease ends
-  bool is_uncounted = false;         // an orphan that was dropped: not allocated, for statistics
+  bool is_uncounted = false;         // a dropped orphan, which the statistics do not count
   bool is_recipe_priced = false;     // the schedule knows what its recipe costs
   std::unique_ptr<Recipe> recipe{};  // null for most blocks
 
   [[nodiscard]] BlockState state() const noexcept { return status.state(); }
   [[nodiscard]] bool is_resident() const noexcept { return detail::is_resident(state()); }
   [[nodiscard]] bool is_in_transit() const noexcept { return detail::is_in_transit(state()); }
-  /// A lease may have written them. Lost bytes are none.
+  /// Whether the block has bytes: a lease may have written some, and they are not lost.
   [[nodiscard]] bool has_contents() const noexcept {
     return detail::has_contents(status.settled());
   }
@@ -225,27 +227,29 @@ struct BlockRecord {
   [[nodiscard]] bool has_recipe() const noexcept {
     return recipe != nullptr && recipe->make && !recipe->is_suspended;
   }
-  /// Nothing but the recipe can make the bytes again, or soon nothing else may.
+  /// Whether the bytes exist nowhere, or may soon exist nowhere, so that only the recipe can make
+  /// them.
   [[nodiscard]] bool needs_recipe() const noexcept {
     BlockState const now = state();
     return now == BlockState::dropped || now == BlockState::swapping_out ||
            (status.settled() == BlockState::filling && !is_host_valid);
   }
-  /// Leaving costs no transfer.
+  /// Whether the block can leave the device without a copy to the host.
   [[nodiscard]] bool is_clean() const noexcept { return is_host_valid || !has_contents(); }
   [[nodiscard]] bool is_leased() const noexcept { return leases != 0; }
-  /// Leases but those of recomputations, which the block's owner does not know of.
+  /// The number of leases without those of recomputations, which the block's owner does not know
+  /// of.
   [[nodiscard]] std::uint32_t owner_leases() const noexcept {
     return leases - (recipe == nullptr ? 0 : recipe->readers);
   }
   [[nodiscard]] bool can_leave() const noexcept {
     return is_resident() && !is_leased() && !is_in_transit();
   }
-  /// A block may move under a lease as long as its address has not been handed out.
+  /// Whether the block may move: its address has not been handed out by a lease.
   [[nodiscard]] bool can_move() const noexcept {
     return is_resident() && granted == 0 && !is_in_transit();
   }
-  /// Everything that must come before the range is used for something else.
+  /// Returns the work that must finish before the range is used for something else.
   [[nodiscard]] Fence last_uses() const noexcept {
     Fence all = written;
     all.add(used);

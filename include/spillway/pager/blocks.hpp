@@ -33,8 +33,8 @@
 
 namespace spillway::detail {
 
-/// Refers to a predicate of blocks, which must outlive it: what asks one is then compiled once, and
-/// not for each predicate.
+/// A non-owning reference to a predicate on `BlockId`, which must outlive it. Functions that take a
+/// `BlockFilter` need not be templates, so they are compiled only once.
 class BlockFilter {
  public:
   template <class Admits>
@@ -54,10 +54,10 @@ inline constexpr auto any_block = [](BlockId) noexcept { return true; };
 
 /// The table of a pager's blocks, with the eviction policy that orders the resident ones.
 ///
-/// Each function that changes a block's state keeps everything in step that depends on it: the
-/// range in the arena, what the eviction policy tracks, the counters. No function enqueues a copy;
-/// `Transfers` does. Every function is called under the lock; `try_place` alone releases it, where
-/// pages are mapped.
+/// Each function that changes a block's state also updates what depends on it: the range in the
+/// arena, what the eviction policy tracks, the statistics. No function enqueues a copy; `Transfers`
+/// does that. Every function is called under the lock. Only `try_place` releases it meanwhile, if
+/// the arena maps pages.
 template <PolicySet Policies>
 class Blocks {
  public:
@@ -70,7 +70,7 @@ class Blocks {
 
   static constexpr bool maps_pages = MappingArena<Arena>;
   static constexpr bool keeps_addresses = StableAddressArena<Arena>;
-  /// Blocks that are swapped out keep their addresses, and nothing stays mapped there.
+  /// Blocks keep their addresses, and the device unmaps swapped-out blocks in stream order.
   static constexpr bool vacates = keeps_addresses && VacatingApi<Device>;
   static constexpr bool is_speculative = SpeculativeEvictionPolicy<Eviction>;
 
@@ -98,8 +98,8 @@ class Blocks {
 
   // The table.
 
-  /// Adds a block that has neither a range nor contents. It is counted once `count` is called, or
-  /// goes again with `refuse`.
+  /// Adds a block that has neither a range nor contents. The caller then calls `count`, which makes
+  /// it part of the statistics, or `refuse`, which removes it.
   ///
   /// @throws ContractViolation for 0 bytes; OutOfDeviceMemory if it exceeds the capacity;
   ///         std::bad_alloc
@@ -126,7 +126,7 @@ class Blocks {
     return id;
   }
   void count(BlockId id) noexcept { journal_.block_counted(at(id)); }
-  /// Forgets a block that found no room.
+  /// Removes a block that was added and for which no room was found.
   void refuse(BlockId id) noexcept {
     journal_.block_refused(id, at(id));
     prefetcher_.on_destroy(id);
@@ -134,16 +134,16 @@ class Blocks {
     table_.erase(id);
   }
 
-  /// Frees a block that is not in transit, with its range and its host slot. One that others are
-  /// made from may stay without an owner (see `Recipes`).
+  /// Frees a block that is not in transit, with its range and its host slot. If other blocks are
+  /// made from it, it may stay as an orphan (see `Recipes`).
   void free(BlockId id, BlockRecord& block) noexcept {
     if (recipes_.may_go(id)) {
       erase(id, block);
     }
     free_orphans();
   }
-  /// Frees the blocks without an owner that nothing needs any more, or their bytes alone. Called
-  /// where blocks may have ceased to need them.
+  /// Frees orphans that no block needs any more, and the bytes of orphans of which no block needs
+  /// the bytes. Called whenever that may have changed.
   void free_orphans() noexcept {
     while (auto const orphan = recipes_.take_orphan()) {
       BlockRecord& block = at(orphan->id);
@@ -180,11 +180,11 @@ class Blocks {
     table_.for_each(visit);
   }
 
-  /// How many blocks could be swapped in: the host has their only valid copy.
+  /// Returns the number of swapped-out blocks.
   [[nodiscard]] std::size_t on_host_count() const noexcept { return on_host_count_; }
   /// The resident blocks that have a host slot.
   [[nodiscard]] KeptCopies& kept_copies() noexcept { return kept_copies_; }
-  /// Lists a resident block among them if it has a host slot.
+  /// Adds a resident block to `kept_copies` if it has a host slot.
   void note_host_slot(BlockId id, BlockRecord const& block) noexcept {
     if (block.host != HostSlotId{}) {
       kept_copies_.note(id, block.is_host_valid);
@@ -193,11 +193,12 @@ class Blocks {
   /// Bytes that were swapped in ahead of need and not used yet.
   [[nodiscard]] std::size_t prefetched_bytes() const noexcept { return prefetched_bytes_; }
 
-  /// Blocks while another thread carries the block, or has taken its range and not its lease yet.
-  /// Where the caller holds no lease on the block, its owner may free it meanwhile.
+  /// Waits while the block is in transit in another thread, or is being filled by another acquire
+  /// (`BlockState::filling`). If the caller holds no lease on the block, its owner may free it
+  /// meanwhile.
   ///
-  /// @param group  the acquire that asks: it does not wait for what it fills itself
-  /// @returns whether it had to block: the lock was then released meanwhile
+  /// @param group  the acquire that calls: it does not wait for a block that it fills itself
+  /// @returns whether it had to wait; the lock was then released meanwhile
   bool wait_until_settled(BlockId id, void const* group) {
     auto const is_carried = [&] {
       BlockRecord const* const block = find(id);
@@ -210,7 +211,7 @@ class Blocks {
     bool has_waited = false;
     while (is_carried() || is_filled()) {
       has_waited = true;
-      // A thread that carries a block waits for no lease. One that fills a block may do so.
+      // A thread that has a block in transit does not wait for leases. One that fills it may.
       monitor_.sleep_while(is_carried);
       (void)monitor_.wait_while(is_filled);
     }
@@ -219,15 +220,15 @@ class Blocks {
 
   // Ranges.
 
-  /// A range for a block if one is free. Memory is mapped, where that is done, with the lock
-  /// released: the caller has the exclusive right then.
+  /// Takes a range for a block if one is free. If the arena maps pages, the lock is released while
+  /// it does so, and the caller must have the exclusive right.
   ///
   /// @throws DeviceError if pages cannot be mapped; nothing is taken then
   [[nodiscard]] std::optional<Placement> try_place(std::size_t bytes, BlockId owner) {
     if constexpr (!maps_pages) {
       return arena_.try_take(bytes, owner);
     } else {
-      for (;;) {  // ends, since what the device has refused is not free the next time
+      for (;;) {  // ends, since memory that the device has refused is no longer counted as free
         std::optional<Placement> placement = try_take_unmapped(bytes, owner);
         if (!placement || try_map(*placement, owner)) {
           return placement;
@@ -260,9 +261,9 @@ class Blocks {
   }
   [[nodiscard]] std::string advice_when_host_is_full() const { return pool_.advice_when_full(); }
 
-  // Uses, of which the schedule and the policies are told.
+  // Uses. They are passed on to the schedule and the policies.
 
-  /// Records an access, and tells the eviction policy if predictions have failed or resumed by it.
+  /// Records an access, and tells the eviction policy if it made predictions fail or resume.
   [[nodiscard]] Use record_access(BlockRecord& block, LeaseRequest request) noexcept;
   /// Tells the eviction policy of a use of a resident block.
   void touch(BlockId id, Use use) noexcept { eviction_.on_access(id, use); }
@@ -296,20 +297,19 @@ class Blocks {
 
   // Which blocks may leave.
 
-  /// Which blocks can be made again from which others.
+  /// Returns the recipes: which blocks can be made again from which others.
   [[nodiscard]] Recipes& recipes() noexcept { return recipes_; }
 
-  /// Whether a block could leave without a copy, although nothing else has its bytes: its recipe
-  /// makes them again.
+  /// Whether a dirty block could leave without a copy, since its recipe can make its bytes again.
   [[nodiscard]] bool may_drop(BlockId id) const noexcept {
     return table_.find(id)->recipe != nullptr && recipes_.may_drop(id, plannable_bytes());
   }
-  /// Whether recipes are worth what it takes to make them: the recompute policy wants them, or the
-  /// host pool may become full, and then they make room. Any thread may ask.
+  /// Whether the program should give recipes: the recompute policy wants them, or the host pool may
+  /// become full, so that only blocks with recipes can leave. Thread-safe.
   [[nodiscard]] bool wants_recipes() const noexcept {
     return wants_recipes_.load(std::memory_order_relaxed);
   }
-  /// Whether it should, as the recompute policy says.
+  /// Whether the block may leave without a copy and the recompute policy prefers that.
   [[nodiscard]] bool should_drop(BlockId id) noexcept {
     if (!may_drop(id)) {
       has_chosen_ = has_chosen_ || !wants_recipes();
@@ -318,17 +318,18 @@ class Blocks {
     has_chosen_ = true;
     return recompute_.prefers_recompute(costs_of(id, *table_.find(id)));
   }
-  /// Whether a block that leaves must be copied. To be called when it does: the step counts then.
+  /// Whether a block that leaves now must be copied. Also notes, for the recompute policy, that a
+  /// block has left in this step.
   [[nodiscard]] bool must_copy(BlockId id) noexcept {
     has_left_ = true;
     return needs_copy(id);
   }
-  /// The same while it stays.
+  /// Whether the block would have to be copied if it left. Notes nothing.
   [[nodiscard]] bool needs_copy(BlockId id) noexcept {
     return !table_.find(id)->is_clean() && !should_drop(id);
   }
-  /// Tells the schedule what the return of a block counts as when a step is planned: less than a
-  /// copy of all its bytes where a codec keeps some of them off the link, or a recipe makes them.
+  /// Tells the schedule the price at which plans count the return of a block. It is less than the
+  /// block's bytes if a codec encodes them or a recipe makes them.
   void note_price(BlockId id, BlockRecord& block) noexcept {
     double share = std::min(1.0, link_share(block));
     block.is_recipe_priced = block.has_recipe();
@@ -339,7 +340,8 @@ class Blocks {
         id, static_cast<std::uint64_t>((1 - share) * static_cast<double>(block.bytes)));
   }
 
-  /// A block to evict by the policy's choice, of those that can leave and that `admits(id)` allows.
+  /// Returns the block that the eviction policy chooses among those that can leave and for which
+  /// `admits(id)` is true.
   [[nodiscard]] std::optional<BlockId> victim(std::size_t short_bytes,
                                               BlockFilter admits) noexcept {
     return eviction_.victim(
@@ -351,7 +353,7 @@ class Blocks {
           return EvictionCandidate{block->bytes, block->is_clean(), block->has_contents()};
         });
   }
-  /// A block that is worth copying to the host ahead of need.
+  /// Returns a block that the eviction policy wants copied to the host ahead of need, if any.
   [[nodiscard]] std::optional<BlockId> early_victim() noexcept requires is_speculative {
     return eviction_.early_victim([&](BlockId id) noexcept -> std::optional<EvictionCandidate> {
       BlockRecord const* const block = find(id);
@@ -361,14 +363,14 @@ class Blocks {
       return EvictionCandidate{block->bytes, !needs_copy(id), block->has_contents()};
     });
   }
-  /// Whether the block need not stay until its next use, as far as the policy knows.
+  /// Whether the eviction policy says that the block need not stay until its next use.
   [[nodiscard]] bool is_leaving(BlockId id) const noexcept {
     if constexpr (is_speculative) {
       return eviction_.is_leaving(id);
     }
     return true;
   }
-  /// Whether the block may come back without taking the room of what is needed before it.
+  /// Whether the block may come back without taking the room of blocks that are needed earlier.
   [[nodiscard]] bool may_return(BlockId id) const noexcept {
     if constexpr (is_speculative) {
       return eviction_.may_return(prefetcher_.schedule(), id);
@@ -378,7 +380,8 @@ class Blocks {
 
   // Changes of state.
 
-  /// Gives a block its range, and no bytes: there are none, or `filler` will write them.
+  /// Gives a block its range. No bytes are swapped in: there are none, or the acquire `filler` will
+  /// overwrite them.
   ///
   /// @throws std::bad_alloc; the range is then back in the arena
   void place(BlockId id, Placement const& placement, Use use, void const* filler = nullptr) {
@@ -402,14 +405,15 @@ class Blocks {
     journal_.made_resident(id, block);
   }
 
-  /// The acquire that was to write the block has failed: what had the bytes before still has them.
+  /// Undoes `place` when the acquire that was to overwrite the block has failed: the bytes are
+  /// where they were before.
   void undo_filling(BlockId id, BlockRecord& block) noexcept {
     eviction_.on_erase(id);
     journal_.range_lost(id, block);
     leave_device(block, block.last_uses(), Leaves::parked);
   }
 
-  /// A lease was granted: the block is in use, and its bytes may be others from now on.
+  /// Notes that a lease was granted. If it allows writing, the copy on the host becomes invalid.
   void use(BlockId id, BlockRecord& block, Access access) noexcept {
     BlockState const state = block.state();
     if (access != Access::read) {
@@ -431,7 +435,7 @@ class Blocks {
     }
   }
 
-  /// The block's recipe has been enqueued on a stream, and has run at `done`.
+  /// Notes that the block's recipe has been enqueued; it has run at `done`.
   void commit_recompute(BlockId id, BlockRecord& block, Ticket done, std::uint64_t ns) noexcept {
     block.status.become(BlockState::arriving);
     block.filler = nullptr;
@@ -442,17 +446,17 @@ class Blocks {
     monitor_.notify();
   }
 
-  /// A prefetched block is used for the first time.
+  /// Notes the first use of a prefetched block.
   void use_prefetched(BlockRecord& block) noexcept {
     block.status.become(BlockState::arriving);
     prefetched_bytes_ -= block.bytes;
   }
 
-  /// The block is about to get its bytes back: other threads leave it alone or wait.
+  /// Puts a block into transit for a swap-in.
   void begin_swap_in(BlockId id) noexcept { at(id).status.become(BlockState::swapping_in); }
   /// Makes the eviction policy track a block that gets a range. @throws std::bad_alloc
   void track(BlockId id, Use use) { eviction_.on_insert(id, at(id).bytes, use); }
-  /// The copy is enqueued and ends with `done`.
+  /// Ends the transit of a swap-in: the copy is enqueued and will have finished at `done`.
   void commit_swap_in(BlockId id, Placement const& placement, Fence const& done, bool is_prefetch) {
     BlockRecord& block = at(id);
     take_range(block, placement);
@@ -464,24 +468,25 @@ class Blocks {
     note_host_slot(id, block);
     journal_.swapped_in(id, block, is_prefetch);
   }
-  /// The block has found no range.
+  /// Ends the transit of a swap-in for which no range was found.
   void cancel_swap_in(BlockId id) noexcept {
     at(id).status.go_back();
     monitor_.notify();
   }
-  /// The copy failed; `after` covers what may have been enqueued of it.
+  /// Ends the transit of a swap-in that failed; `after` covers what may have been enqueued of it.
   void cancel_swap_in(BlockId id, Placement const& placement, Fence const& after) noexcept {
     eviction_.on_erase(id);
     unplace(id, placement, after);
     cancel_swap_in(id);
   }
 
-  /// The block is about to be swapped out: no other thread may choose it any more.
+  /// Puts a block into transit for a swap-out, so that no other thread chooses it.
   void begin_swap_out(BlockId id) noexcept {
     at(id).status.become(BlockState::swapping_out);
     eviction_.on_erase(id);
   }
-  /// The block left: `copy` ends its copy to the host, if it had one.
+  /// Ends the transit of a swap-out; `copy` has the fences of the copy to the host, if there is
+  /// one.
   void commit_swap_out(
       BlockId id, bool is_copied, Transfer const& copy, bool is_vacated, EvictionReason reason) {
     BlockRecord& block = at(id);
@@ -501,12 +506,13 @@ class Blocks {
       leave_range(block, after, how);
       block.status.become(next);
     }
-    block.written = copy.host_done;  // what `residency` asks about
+    block.written = copy.host_done;  // `residency` asks whether it has passed
     block.used.clear();
     recipes_.on_need_ended(block);
     journal_.evicted(block, reason);
   }
-  /// The block stays after all. @throws std::bad_alloc; the eviction policy does not know it then
+  /// Ends the transit of a swap-out that is not made: the block stays. @throws std::bad_alloc; the
+  /// eviction policy then does not track the block
   void cancel_swap_out(BlockId id) {
     BlockRecord& block = at(id);
     block.status.go_back();
@@ -515,7 +521,8 @@ class Blocks {
     eviction_.on_insert(id, block.bytes, prefetcher_.schedule().use_of(id));
   }
 
-  /// A move tore the block's bytes on the device: what is left is the host copy, if it is valid.
+  /// Notes that a move has destroyed the block's bytes on the device. Only a valid host copy, or a
+  /// recipe, can give them back.
   void lose_bytes(BlockId id, BlockRecord& block) noexcept {
     if (block.is_host_valid || block.status.settled() == BlockState::filling) {
       eviction_.on_erase(id);
@@ -538,7 +545,7 @@ class Blocks {
     table_.erase(id);
     monitor_.notify_release();
   }
-  /// The block's recipe makes its bytes again should another block be made from them.
+  /// Frees the memory of an orphan and keeps its recipe, for the blocks that are made from it.
   void drop_orphan(BlockId id, BlockRecord& block) noexcept {
     journal_.orphan_dropped(id, block);
     if (block.is_resident()) {
@@ -556,7 +563,7 @@ class Blocks {
     block.used.clear();
     monitor_.notify_release();
   }
-  /// Gives back what a block has on the device and in the host pool.
+  /// Frees a block's device range and its host slot.
   void leave_memory(BlockId id, BlockRecord& block) noexcept {
     if (block.is_resident()) {
       leave_range(block, block.last_uses(), Leaves::for_good);
@@ -575,7 +582,7 @@ class Blocks {
     prefetcher_.on_destroy(id);
   }
 
-  /// Returns the part of a block's bytes that crosses the link, by its codec's work so far.
+  /// Returns which fraction of a block's bytes crosses the link, as measured for its codec so far.
   [[nodiscard]] double link_share(BlockRecord const& block) const noexcept {
     return block.coding == CodingId{} ? 1 : pool_.link_share(block.coding);
   }
@@ -586,7 +593,8 @@ class Blocks {
             .recompute_ns = static_cast<double>(recipes_.cost_ns(id))};
   }
 
-  /// How a block leaves its range: for good, or to come back; then perhaps the device unmaps it.
+  /// How a block leaves its range: the range is freed, or parked for the block's return, or parked
+  /// and unmapped by the device (`VacatingApi`).
   enum class Leaves : std::uint8_t { for_good, parked, vacated };
 
   [[nodiscard]] std::optional<Placement> try_take_unmapped(std::size_t bytes, BlockId owner) {
@@ -620,7 +628,8 @@ class Blocks {
     }
     return !mapped.is_refused;
   }
-  /// Gives back a range without memory. What the device has refused leaves the reservation then.
+  /// Gives back, or parks, a range that could not be mapped. Memory that the device has refused is
+  /// then no longer reserved.
   void unplace_unmapped(BlockId owner, Placement const& placement) noexcept requires maps_pages {
     std::size_t const before = arena_.reserved_bytes();
     unplace(owner, placement, {});
@@ -638,8 +647,8 @@ class Blocks {
     journal_.range_taken(block);
   }
 
-  /// Gives a block's range back to the arena; `after` are its last uses. A block that stays
-  /// elsewhere keeps its address where addresses are kept.
+  /// Gives a block's range back to the arena; `after` are its last uses. If the arena keeps
+  /// addresses, a block that will come back only parks its range.
   void leave_range(BlockRecord& block, Fence const& after, Leaves how) noexcept {
     if constexpr (keeps_addresses) {
       block.is_parked = how != Leaves::for_good;
@@ -665,7 +674,7 @@ class Blocks {
     on_host_count_ += block.is_host_valid ? 1 : 0;
   }
 
-  /// A block that was prefetched goes without having been used.
+  /// Counts a prefetched block that leaves or is freed without having been used.
   void forget_prefetch(BlockRecord const& block) noexcept {
     if (block.status.settled() == BlockState::prefetched) {
       prefetched_bytes_ -= block.bytes;
@@ -673,8 +682,8 @@ class Blocks {
     }
   }
 
-  /// Counts the bytes that cannot leave, since they are leased, and that the predicted step does
-  /// not use: once for each step, so that its plan is not made anew whenever a lease begins.
+  /// Counts the leased bytes that the predicted step does not use: they take room that its plan
+  /// must leave them. This is done once for each step, so that leases do not cause new plans.
   void count_stuck_bytes() noexcept {
     stuck_bytes_ = 0;
     AccessSchedule const& schedule = prefetcher_.schedule();
@@ -686,9 +695,10 @@ class Blocks {
       });
     }
   }
-  /// Tells the recompute policy how long the step that ends has taken, if it counts. One in which
-  /// only blocks left that had no choice counts, too, once there was a choice: a rule may lead to
-  /// steps that have none.
+  /// Tells the recompute policy how long the step that ends has taken, if the policy can learn from
+  /// it: blocks have left in it, and since the capacity changed there was a block that could be
+  /// copied or recomputed. That block may have left in an earlier step, since the rule that the
+  /// policy tries may lead to steps without such blocks.
   void report_step_time() noexcept {
     std::uint64_t const now_ns = work_clock_ns();
     bool const has_left = std::exchange(has_left_, false);
@@ -701,8 +711,8 @@ class Blocks {
     wants_recipes_.store(recompute_.wants_recipes() || pool_.free_bytes() < arena_.capacity_bytes(),
                          std::memory_order_relaxed);
   }
-  /// When the step begins: on the host's clock, or, since a program on a virtual clock waits for
-  /// nothing, when the work before it ends.
+  /// Returns the time at which a step begins: on the host's clock or, if the device has a virtual
+  /// clock, the time at which the work enqueued before it ends.
   [[nodiscard]] std::uint64_t work_clock_ns() const noexcept {
     if constexpr (VirtualClockApi<Device>) {
       return device_.finish_time_ns();
@@ -711,7 +721,7 @@ class Blocks {
     }
   }
   void plan_step() noexcept { eviction_.on_step(prefetcher_.schedule(), plannable_bytes()); }
-  /// Returns how many bytes blocks with a use ahead may take up.
+  /// Returns how many bytes the blocks of the schedule may take up together.
   [[nodiscard]] std::size_t plannable_bytes() const noexcept {
     return arena_.capacity_bytes() - std::min(arena_.capacity_bytes(), stuck_bytes_);
   }
@@ -734,10 +744,10 @@ class Blocks {
   std::size_t stuck_bytes_ = 0;
   std::optional<std::uint64_t> step_start_ns_;
   std::size_t step_capacity_bytes_ = 0;
-  bool has_left_ = false;    // any block, in this step
-  bool has_chosen_ = false;  // between a copy and a recipe, since the capacity changed
+  bool has_left_ = false;    // a block has left in this step
+  bool has_chosen_ = false;  // since the capacity changed, a block with a recipe has left
   bool has_codings_ = false;
-  // Set by the first step: what plans steps is not compiled into a program that has none.
+  // Set by the first `begin_step`, so that programs without steps do not contain the planning code.
   void (Blocks::*plan_)() noexcept = nullptr;
 };
 

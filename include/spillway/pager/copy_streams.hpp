@@ -13,10 +13,9 @@
 
 namespace spillway::detail {
 
-/// The three streams of a pager: one for swap-outs, one for swap-ins, one for moves inside the
-/// device.
-///
-/// The three kinds of copies do not wait for each other where the hardware has an engine for each.
+/// The three copy streams of a pager: one for swap-outs, one for swap-ins, one for moves inside the
+/// device. So the three kinds of copies can run at the same time if the hardware has a copy engine
+/// for each.
 ///
 /// Threads  thread-safe.
 /// Streams  work on the three streams is ordered by fences only.
@@ -34,8 +33,8 @@ class CopyStreams {
   /// Copies several blocks to their host slots, each after its own fence, as
   /// `HostSwapPool::write_all`.
   ///
-  /// An event is recorded every `bytes_per_event`. If it were recorded only when somebody waits for
-  /// the first of the copies, it would cover all copies that have been enqueued since.
+  /// An event is recorded every `bytes_per_event`, so that whoever waits for one of the first
+  /// copies need not wait for all that were enqueued after it.
   ///
   /// @throws as `write_all`; `state` in each request says how far it got
   /// @stream enqueues on the stream for swap-outs; does not wait
@@ -68,9 +67,8 @@ class CopyStreams {
   [[nodiscard]] OwnedStream<Device> const& moves() const noexcept { return moves_; }
 
  private:
-  // At 50 GB/s, 8 MiB are some 160 us of copying. An event and what it takes to begin the next copy
-  // are 3 us beside that, and work that needs one block does not wait long for the others of its
-  // part.
+  // At 50 GB/s, copying 8 MiB takes 160 us. Beside that, the 3 us for an event and for starting the
+  // next copy are small, and work that needs one block does not wait long for the others.
   static constexpr std::size_t bytes_per_event = 8_MiB;
 
   static void forget_answers(std::span<TransferRequest> requests) noexcept {
@@ -79,7 +77,7 @@ class CopyStreams {
     }
   }
 
-  /// The requests that share one event: `bytes_per_event`, but at least one request.
+  /// Returns the requests at the front that share one event: up to `bytes_per_event`, at least one.
   static std::span<TransferRequest> first_part(std::span<TransferRequest> requests) noexcept {
     std::size_t bytes = 0;
     std::size_t count = 0;
@@ -92,7 +90,7 @@ class CopyStreams {
   void record(OwnedStream<Device> const& stream) noexcept {
     try {
       order_.record(stream.index());
-    } catch (...) {  // NOLINT(bugprone-empty-catch): a thread that waits records a later event
+    } catch (...) {  // NOLINT(bugprone-empty-catch): whoever waits will record an event instead
     }
   }
 

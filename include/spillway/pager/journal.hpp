@@ -17,9 +17,10 @@
 
 namespace spillway::detail {
 
-/// Counts a pager's work in `Stats`, and keeps records of it until the observer is told.
+/// Counts a pager's work in `Stats`, and collects records of it until they are passed to the
+/// observer.
 ///
-/// Every function but `tell_observer` is called under the lock.
+/// Every function except `tell_observer` is called under the lock.
 template <PolicySet Policies>
 class Journal {
  public:
@@ -30,7 +31,7 @@ class Journal {
   /// The arguments are not owned and must outlive this object.
   Journal(Device const& device, Monitor<Lock>& monitor) : device_{device}, monitor_{monitor} {}
 
-  // Blocks come and go. One that finds no room is added and refused, and never counted.
+  // Blocks are made and freed. A block for which there is no room is added, refused, never counted.
   void block_added(BlockId id, BlockRecord const& block) noexcept {
     log(RecordKind::allocate, id, block.bytes, nullptr);
   }
@@ -45,7 +46,7 @@ class Journal {
     uncount(block);
     log(RecordKind::deallocate, id, block.bytes, block.address);
   }
-  /// A block without an owner gives its bytes up, and is known until nothing is made from it.
+  /// An orphan was dropped: the block stays known, without memory, until nothing is made from it.
   void orphan_dropped(BlockId id, BlockRecord const& block) noexcept {
     uncount(block);
     if (block.address != nullptr) {
@@ -67,7 +68,8 @@ class Journal {
   void leases_begun(BlockRecord const& block) noexcept { stats_.leased.add(block.bytes); }
   void leases_ended(BlockRecord const& block) noexcept { stats_.leased.subtract(block.bytes); }
 
-  // Blocks are carried. Each function is called while the block has the address that it tells of.
+  // Blocks are copied, moved and dropped. Call each function while the block still has the address
+  // that is to be recorded.
   void made_resident(BlockId id, BlockRecord const& block) noexcept {
     log(RecordKind::make_resident, id, block.bytes, block.address);
   }
@@ -97,7 +99,7 @@ class Journal {
     stats_.recompute_ns += ns;
     log(RecordKind::recompute, id, block.bytes, block.address);
   }
-  /// A range was given up that held nothing anybody needs; not counted as a drop.
+  /// A range was given up whose bytes nobody needs, which is not counted as a drop.
   void range_lost(BlockId id, BlockRecord const& block) noexcept {
     log(RecordKind::drop, id, block.bytes, block.address);
   }
@@ -115,7 +117,7 @@ class Journal {
   }
   void prefetch_wasted() noexcept { ++stats_.prefetch_wasted; }
 
-  // The reservation and the rest.
+  // Changes of the reservation, and other events.
   void grown(std::size_t bytes, void const* segment, std::size_t reserved_bytes) noexcept {
     stats_.peak_reserved_bytes =
         std::max<std::uint64_t>(stats_.peak_reserved_bytes, reserved_bytes);
@@ -152,8 +154,8 @@ class Journal {
     stats_.leased.reset_peak();
     stats_.peak_reserved_bytes = reserved_bytes;
   }
-  /// True if blocks have left in this step or the one before. Exact events are worth their cost
-  /// then.
+  /// Whether blocks have left in this step or the one before. Then it is worth recording an event
+  /// at the end of each lease.
   [[nodiscard]] bool is_under_pressure() const noexcept {
     return last_eviction_step_ != 0 && last_eviction_step_ >= stats_.steps;
   }

@@ -8,20 +8,20 @@
 
 namespace spillway::detail {
 
-/// The resident blocks that have a slot in the host pool, which they could do without: those whose
-/// slot holds older bytes than the block has, and those whose slot holds the same bytes, so that
-/// they leave without a copy.
+/// Lists the resident blocks that have a slot in the host pool. Their slots can be freed when the
+/// pool is full: those that hold outdated bytes, and those that hold valid bytes, which only save a
+/// copy when the block leaves.
 ///
-/// A block that has left the device or lost its slot stays listed until `each` comes by.
+/// A block that has left the device or lost its slot stays listed until `each` reaches it.
 ///
 /// Cost     every call O(1) but `reserve` and `each`; 32 bytes for each block index.
 /// Threads  thread-unsafe: `Blocks` owns it, under the lock.
 class KeptCopies {
  public:
-  /// What becomes of a block that `each` has visited.
+  /// What `each` does after visiting a block: keeps it listed, removes it, or ends.
   enum class Visited : std::uint8_t { stays, goes, ends_the_visit };
 
-  /// Makes room for a block. @throws std::bad_alloc, with nothing changed that shows
+  /// Makes room for a block. @throws std::bad_alloc, with no effect
   void reserve(BlockId id) {
     stale_.reserve(id);
     valid_.reserve(id);
@@ -37,9 +37,9 @@ class KeptCopies {
     valid_.erase(id);
   }
 
-  /// Calls `visit(id)` for the blocks that lose nothing without their slot, and then for those that
-  /// must be copied again when they leave. The block that was noted last comes first: it is the
-  /// likeliest to be written or freed before it leaves.
+  /// Calls `visit(id)` for the blocks whose slot holds outdated bytes, and then for those whose
+  /// slot is valid, which must be copied again if they lose it. Within both, the block that was
+  /// noted last comes first, since it is the likeliest to be written or freed before it leaves.
   template <class Visit>
   void each(Visit visit) {
     for (BlockList* const list : {&stale_, &valid_}) {

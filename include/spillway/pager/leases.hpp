@@ -35,8 +35,8 @@ namespace spillway::detail {
 /// Gives out leases and takes them back: makes blocks resident, orders streams after earlier uses,
 /// and counts who holds which block.
 ///
-/// Most leases are on blocks that are at hand, and cost neither a device call nor a wait. Every
-/// function is entered with the lock, which is released for device calls.
+/// Most leases are on blocks that are resident and settled, and cost neither a device call nor a
+/// wait. Every function is called with the lock, which is released during device calls.
 template <PolicySet Policies>
 class Leases {
  public:
@@ -66,17 +66,18 @@ class Leases {
   Leases(Leases const&) = delete;
   Leases& operator=(Leases const&) = delete;
 
-  /// Leases all blocks that `requests` name if that takes no device call, and calls
-  /// `give(position, LeaseRecord, BlockRecord const&)` for each of them. Most leases are given so.
+  /// The fast path, by which most leases are given: leases all blocks that `requests` name if that
+  /// takes no device call, and calls `give(position, LeaseRecord, BlockRecord const&)` for each.
   ///
-  /// @returns false if it would take more, with nothing changed
+  /// @returns false if a device call would be needed, with nothing changed
   template <class Give>
   [[nodiscard]] bool
   try_acquire(std::span<LeaseRequest const> requests, StreamIndex on, Give const& give) noexcept;
 
-  /// The same with what it takes: brings in the blocks that are away, and makes `stream`, whose
-  /// index is `on`, run after earlier uses. All leases are counted before any block is brought in,
-  /// so none is evicted for another. @throws as `DeviceAllocator::acquire`; no lease is held then
+  /// The slow path: does the same for any blocks. Swaps in or recomputes those that are not
+  /// resident, and makes `stream`, whose index is `on`, wait for earlier uses. All leases are
+  /// counted before any block is swapped in, so that none is evicted for another.
+  /// @throws as `DeviceAllocator::acquire`; no lease is held then
   template <class Give>
   [[gnu::noinline]] void acquire(std::span<LeaseRequest const> requests,
                                  stream_type stream,
@@ -90,7 +91,7 @@ class Leases {
     if (lease.access == Access::read) {
       block.used.add(now);
     } else if (lease.is_sole && block.lease_serial == lease.serial) {
-      block.written = now;  // this stream had waited for everything before
+      block.written = now;  // replaces earlier fences, since this stream has waited for them
       block.used.clear();
     } else {
       block.written.add(now);
@@ -101,8 +102,8 @@ class Leases {
     return is_exact_event_wanted;
   }
 
-  /// Brings a block's bytes in without a lease. No effect on a block that is gone, is resident, has
-  /// no contents or is made again by its recipe: that needs a stream.
+  /// Swaps a block in without a lease. No effect on a block that was freed, is resident, has no
+  /// contents, or must be recomputed, which would need a stream.
   ///
   /// @throws as `acquire`
   void swap_in(BlockId id) {
@@ -135,18 +136,18 @@ class Leases {
     hit = {stream, index};
     return index;
   }
-  /// Must be called before a stream is retired.
+  /// Clears the cache of `index_of`. Must be called before a stream is retired.
   void forget_streams() noexcept { stream_cache_.fill({}); }
 
  private:
   using Exclusive = typename MonitorType::Exclusive;
   using Unlocked = typename MonitorType::Unlocked;
 
-  /// Whose leases they are: the program's, whose uses the schedule records, or a recipe's.
+  /// Who holds a lease: the program, whose uses the schedule records, or a recomputation.
   enum class Holder : std::uint8_t { program, recipe };
 
-  /// The leases of one acquire, counted and not handed out yet: their blocks do not leave and may
-  /// still move. They are taken back at the end of this object unless `keep` is called.
+  /// The leases of one acquire that are counted and not handed out yet: their blocks cannot leave
+  /// but may still move. The destructor takes the leases back unless `keep` was called.
   class Pending {
    public:
     Pending(Leases& leases, std::span<LeaseRequest const> requests, Holder holder = Holder::program)
@@ -172,7 +173,7 @@ class Leases {
     std::size_t count_ = 0;
   };
 
-  /// The block if a lease on it can be given without a device call and without a way to fail, else
+  /// Returns the block if a lease on it can be given without a device call and cannot fail, else
   /// null.
   [[nodiscard]] BlockRecord* find_at_hand(LeaseRequest request, StreamIndex on) noexcept {
     BlockRecord* const block = blocks_.find(request.id);
@@ -182,7 +183,7 @@ class Leases {
     }
     if constexpr (ReadCheckingApi<Device>) {
       if (block->state() == BlockState::blank && request.access == Access::read) {
-        return nullptr;  // may have to be refused
+        return nullptr;  // the slow path may have to refuse it
       }
     }
     bool const is_ordered = order_.is_ordered(block->written, on) &&
@@ -212,7 +213,7 @@ class Leases {
     }
   }
 
-  /// Makes a lease of one that was counted.
+  /// Grants a lease that was counted before.
   LeaseRecord grant(BlockRecord& block, LeaseRequest request, StreamIndex stream) noexcept {
     blocks_.use(request.id, block, request.access);
     ++block.granted;
@@ -224,9 +225,9 @@ class Leases {
             .serial = block.lease_serial};
   }
 
-  /// Ends what `count` began, whether it became a lease or not. For the schedule a block could
-  /// leave when the program's last lease on it ended: what recipes read is not recorded as a use,
-  /// and a block that one has read would seem to have been leased since its use before.
+  /// Undoes `count`, whether the lease was granted or not. The schedule is told when the last lease
+  /// of the program on a block ends. Leases of recomputations do not count: the schedule does not
+  /// record them as uses either.
   void uncount(BlockId id, BlockRecord& block, Holder holder = Holder::program) noexcept {
     if (holder == Holder::recipe) {
       blocks_.recipes().end_reading(id);
@@ -256,8 +257,11 @@ class Leases {
     uncount(id, block, holder);
   }
 
-  /// Work that is enqueued on a stream that is being captured does not run now: a swap-in would be
-  /// repeated by every launch of the graph, from a host slot that is another block's by then.
+  /// Refuses work on a stream that is being captured into a graph. A swap-in that is captured would
+  /// not run now, but at each launch of the graph, from a host slot that may then belong to another
+  /// block.
+  ///
+  /// @throws ContractViolation
   void refuse_capture(stream_type stream) {
     if constexpr (CapturingApi<Device>) {
       bool is_capturing = false;
@@ -278,7 +282,8 @@ class Leases {
     }
   }
 
-  /// Says so where not even an empty device has room for a group that found none.
+  /// For a group that has found no room: throws an error that says so if the group would not even
+  /// fit on an empty device.
   void refuse_too_many(std::span<LeaseRequest const> requests) {
     std::vector<BlockId> ids;
     for (LeaseRequest const& request : requests) {
@@ -298,9 +303,9 @@ class Leases {
     }
   }
 
-  /// Finds programs that read what they never wrote, on devices that are made to find mistakes. A
-  /// lease for `read_write` may write first, and what one operand of a group writes another one may
-  /// read.
+  /// On devices that look for mistakes of programs (`ReadCheckingApi`), refuses to lease a block
+  /// for `read` that was never written. A lease for `read_write` is allowed, since it may write
+  /// first, and so is a read of what another operand of the group writes.
   void refuse_unwritten(std::span<LeaseRequest const> requests) {
     if constexpr (ReadCheckingApi<Device>) {
       if (!device_.checks_reads()) {
@@ -318,12 +323,12 @@ class Leases {
     }
   }
 
-  /// Gives a counted block its range, and its bytes unless they will be written. One that needs its
-  /// recipe for that has been made again before.
+  /// Gives a block whose lease is counted a range, and swaps its bytes in unless they will be
+  /// overwritten. A block that needs its recipe has been recomputed before.
   void make_resident(LeaseRequest request, Use use, Pending const& group) {
     BlockRecord& block = blocks_.at(request.id);
     for (;;) {
-      // Never waits with the exclusive right: the thread it waits for may need that first.
+      // Must not wait with the exclusive right, which the other thread may need to go on.
       blocks_.wait_until_settled(request.id, &group);
       if (block.is_resident()) {
         return blocks_.touch(request.id, use);
@@ -347,16 +352,16 @@ class Leases {
     }
   }
 
-  /// The requests of a group whose blocks get their ranges after those of all others, in the order
-  /// of their ids.
+  /// The requests of a group whose blocks will be overwritten while they are away. They get their
+  /// ranges after all other blocks of the group, in the order of their ids.
   ///
-  /// A block that is away with bytes to be overwritten is `filling` from the time it has its range
-  /// until the whole group has its leases. Other groups that want it wait for that. They do not
-  /// wait for each other, since each has what it needs from others before it fills a block, and all
-  /// fill blocks in one order.
+  /// Such a block is `filling` from the time when it gets its range until the whole group has its
+  /// leases, and other groups that want it wait until then. That cannot deadlock: a group has
+  /// everything else that it needs before it fills its first block, and all groups fill blocks in
+  /// the same order.
   class ToFill {
    public:
-    /// Takes the request if it is one of these. @throws std::bad_alloc
+    /// Adds the request if it is such a request. @throws std::bad_alloc
     [[nodiscard]] bool try_add(LeaseRequest request, Use use, BlockRecord const& block) {
       BlockState const state = block.status.settled();
       bool const is_filled = request.access == Access::write && !detail::is_resident(state) &&
@@ -379,10 +384,11 @@ class Leases {
     std::vector<std::pair<LeaseRequest, Use>> requests_;
   };
 
-  // Recipes. To make a block again is to acquire it for writing, with its operands for reading, and
-  // to enqueue its recipe before anybody else may lease it.
+  // Recipes. To recompute a block, it is acquired for writing and its operands for reading, and its
+  // recipe is enqueued before anybody else can lease the block.
 
-  /// A block that is to be made again, and its operands, none of which may leave meanwhile.
+  /// Holds a block that is to be recomputed, and its operands, so that none of them leaves
+  /// meanwhile.
   class Recomputation {
    public:
     Recomputation(Leases& leases, BlockId id)
@@ -390,7 +396,7 @@ class Leases {
           pending_{leases, requests_, Holder::recipe} {
       pending_.count_all();
     }
-    /// The block, to be written, and then its operands.
+    /// The requests: first the block, for writing, then its operands, for reading.
     [[nodiscard]] std::span<LeaseRequest const> requests() const noexcept { return requests_; }
     [[nodiscard]] Pending const& group() const noexcept { return pending_; }
 
@@ -407,15 +413,15 @@ class Leases {
     Pending pending_;
   };
 
-  /// Makes the bytes of a block again if it needs that, after those of its operands that need it.
+  /// Recomputes a block if it needs that, after those of its operands that need it.
   ///
   /// @throws as `acquire`, and what the recipe throws; the block then needs its recipe as before
   void recompute(BlockId id, stream_type stream, StreamIndex on) {
-    // Each is needed for the one after it, so that a failure takes them back in this order.
+    // A stack: each block is an operand of the one behind it.
     std::forward_list<Recomputation> work;
     for (BlockId next = id;;) {
       blocks_.wait_until_settled(next, nullptr);
-      // Nobody holds the first one here: its owner may have freed it.
+      // The first block is not held here, so its owner may have freed it.
       BlockRecord const* const block = blocks_.find(next);
       if (block != nullptr && block->state() == BlockState::dropped) {
         work.emplace_front(*this, next);
@@ -436,8 +442,8 @@ class Leases {
     }
   }
 
-  /// Brings the operands in and enqueues the work that makes the block's bytes, unless another
-  /// thread has done so.
+  /// Makes the operands resident and enqueues the block's recipe, unless another thread has
+  /// recomputed the block meanwhile.
   void run_recipe(Recomputation const& work, stream_type stream, StreamIndex on) {
     std::span<LeaseRequest const> const requests = work.requests();
     for (LeaseRequest const& request : requests) {
@@ -446,7 +452,7 @@ class Leases {
     for (LeaseRequest const& request : requests.subspan(1)) {
       make_resident(request, prefetcher_.schedule().use_of(request.id), work.group());
     }
-    LeaseRequest const made = requests.front();  // last: see `ToFill`
+    LeaseRequest const made = requests.front();  // made resident last: see `ToFill`
     make_resident(made, prefetcher_.schedule().use_of(made.id), work.group());
     for (LeaseRequest const& request : requests) {
       check_arrival(request, work.group());
@@ -478,7 +484,7 @@ class Leases {
     Ticket const done = order_.mark(on);
     for (LeaseRequest const& request : requests) {
       --blocks_.at(request.id).granted;
-      blocks_.at(request.id).used.add(done);  // of a failure, too: part may have been enqueued
+      blocks_.at(request.id).used.add(done);  // even after a failure: part may have been enqueued
     }
     if (failure) {
       std::rethrow_exception(failure);
@@ -487,21 +493,21 @@ class Leases {
     if (!done.is_none()) {
       Unlocked const unlocked{monitor_};
       try {
-        order_.record(on);  // who waits for the bytes need not wait for what is enqueued later
-      } catch (...) {  // NOLINT(bugprone-empty-catch): a thread that waits records a later event
+        order_.record(on);  // so that waiting for the bytes does not include later work
+      } catch (...) {  // NOLINT(bugprone-empty-catch): whoever waits will record an event instead
       }
     }
   }
-  /// Keeps blocks where they are while a recipe is run.
+  /// Counts leases on blocks so that they stay while a recipe is run.
   void hold(std::span<LeaseRequest const> requests) noexcept {
     for (LeaseRequest const& request : requests) {
       ++blocks_.at(request.id).granted;
     }
   }
 
-  /// The recipes die that read what is about to be written, or make it. A block that has nothing
-  /// but its recipe keeps it until its lease is granted, and so does one whose recipe will be
-  /// extended: it is suspended then. @returns whether there were any
+  /// Ends the recipes of the blocks that are about to be written, and the recipes that read them. A
+  /// block that only its recipe can make keeps it until its lease is granted. So does a block whose
+  /// recipe will be extended; the recipe is suspended then. @returns whether there were any
   bool forget_recipes(std::span<LeaseRequest const> requests) noexcept {
     bool has_recipes = false;
     for (LeaseRequest const& request : requests) {
@@ -517,8 +523,8 @@ class Leases {
     return has_recipes;
   }
 
-  /// A block that must be made again before the lease is given: the block itself if it is read, or
-  /// one that would be lost when it is written.
+  /// Returns a block that must be recomputed before the lease is given: the requested block, if it
+  /// will be read, or a block that would be lost when the requested one is written.
   [[nodiscard]] std::optional<BlockId> to_recompute(LeaseRequest request) noexcept {
     if (request.access != Access::write && blocks_.at(request.id).needs_recipe()) {
       return request.id;
@@ -527,8 +533,8 @@ class Leases {
                                           : blocks_.recipes().dependent_in_need(request.id);
   }
 
-  /// Makes all those again. @param for_good  they lose their recipes, so that they do not leave
-  /// again without a copy
+  /// Recomputes all blocks that `to_recompute` names. @param for_good  they lose their recipes, so
+  /// that they do not leave again without a copy
   void recompute_for(std::span<LeaseRequest const> requests,
                      stream_type stream,
                      StreamIndex on,
@@ -544,10 +550,10 @@ class Leases {
     forget_recipes(requests);
   }
 
-  /// Learns what became of the swap-in of a block that is used for the first time since.
+  /// At the first use of a block after its swap-in: checks whether the swap-in has lost bytes, and
+  /// counts a prefetch as a hit if its copy is complete, else as late.
   ///
-  /// A prefetch is counted by whether it was complete. A read of the file tier runs after the
-  /// swap-in was enqueued, so its failure is reported here, once the bytes should have arrived.
+  /// The file is read after the swap-in was enqueued, so a failure can be reported only here.
   ///
   /// @throws FileTierError if the file did not give the bytes back
   void check_arrival(LeaseRequest request, Pending const& group) {
@@ -575,16 +581,16 @@ class Leases {
     }
   }
 
-  /// Makes later work on `on` run after the uses that conflict with the requests. All blocks are
-  /// resident, settled and not lost on return, and the lock has not been released since that was
-  /// seen.
+  /// Makes later work on `on` wait for earlier uses that conflict with the requests. On return all
+  /// blocks are resident, settled and not lost, and the lock has not been released since that was
+  /// checked.
   void order_after_earlier_uses(std::span<LeaseRequest const> requests,
                                 StreamIndex on,
                                 Pending const& group) {
     std::vector<Fence> waits;
     for (;;) {
-      // A block whose lease is counted may still move until its address is handed out, and a move
-      // that fails may leave it with its copy on the host alone.
+      // Until its address is handed out a block may still be moved, and a move that fails may leave
+      // it with only its copy on the host.
       bool has_changed = false;
       for (LeaseRequest const& request : requests) {
         has_changed = blocks_.wait_until_settled(request.id, &group) || has_changed;
@@ -597,7 +603,7 @@ class Leases {
           }
           check_arrival(request, group);
         }
-        continue;  // a block that was settled before may be moving again
+        continue;  // a settled block may have begun to move meanwhile
       }
       waits.clear();
       for (LeaseRequest const& request : requests) {
@@ -609,7 +615,7 @@ class Leases {
       }
       if (waits.empty()) {
         for (LeaseRequest const& request : requests) {
-          // A move that another thread made since they were counted may have cost its block.
+          // A move by another thread may have destroyed the block since its lease was counted.
           refuse_lost(blocks_.at(request.id), request);
         }
         return;
@@ -663,7 +669,7 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
                                stream_type stream,
                                StreamIndex on,
                                Give const& give) {
-  for (LeaseRequest const& request : requests) {  // all are known before any is counted
+  for (LeaseRequest const& request : requests) {  // checks all ids before the first is counted
     refuse_lost(blocks_.expect(request.id), request);
   }
   bool const has_recipes = forget_recipes(requests);
@@ -680,8 +686,8 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
   };
   for (bool has_room = true;; has_room = false) {
     if (!has_room) {
-      // For a recipe's operands beside those of the group. Without the group there is room, since
-      // only a block for which that suffices is dropped.
+      // There was no room for the operands of a recipe beside the group. Without the group there
+      // is: a block is dropped only if it can be recomputed within the capacity.
       recompute_for(requests, stream, on, true);
     }
     try {

@@ -23,12 +23,12 @@
 
 namespace spillway::detail {
 
-/// Does ahead of need what the schedule says will be needed: swaps blocks in, copies others out,
-/// and keeps the free bytes between the watermarks.
+/// Works ahead of the program by the predictions of the schedule: swaps blocks in, copies others to
+/// the host, and keeps the free bytes between the watermarks.
 ///
-/// All of it is optional: where room, the host pool or the device refuse, the block waits for its
-/// acquire, which reports what is wrong if it still is. Runs on the thread that has just acquired,
-/// under the lock.
+/// All of this is optional. If there is no room, or the host pool or the device refuses, the block
+/// is left for its acquire, which reports the error if it persists. Runs on the thread that has
+/// just acquired, under the lock.
 template <PolicySet Policies>
 class LookAhead {
  public:
@@ -56,18 +56,18 @@ class LookAhead {
   LookAhead(LookAhead const&) = delete;
   LookAhead& operator=(LookAhead const&) = delete;
 
-  /// Whether there may be something to do. Asked at every acquire, so it costs a few loads.
+  /// Whether there may be something to do. Called at every acquire, so it costs a few loads only.
   [[nodiscard]] bool is_due() const noexcept {
     return options_.swapping && !monitor_.is_exclusive_taken() &&
            (blocks_.on_host_count() != 0 || journal_.is_under_pressure() || is_above_watermark());
   }
 
-  /// Does nothing if another thread has the exclusive right.
+  /// Does the work, or nothing if another thread has the exclusive right.
   void run();
 
  private:
-  // Small blocks are swapped in together. A copy of this size takes as long as finding room for the
-  // next block, so it need not wait for more.
+  // Small blocks are swapped in together, up to this size. Copying so many bytes takes as long as
+  // finding room for the next block, so waiting for more would gain nothing.
   static constexpr std::size_t most_bytes_together = 256_KiB;
 
   struct Wanted {
@@ -100,7 +100,7 @@ class LookAhead {
     try {
       for (Wanted const& wanted : wanted_) {
         if (!stage(wanted)) {
-          break;  // what is needed later must not take the room of what is needed first
+          break;  // blocks that are needed later must not take the room of this one
         }
       }
     } catch (...) {
@@ -146,7 +146,7 @@ class LookAhead {
   bool stage(Wanted const& wanted) {
     BlockRecord const* const block = blocks_.find(wanted.id);
     if (block == nullptr || block->state() != BlockState::on_host) {
-      return true;  // the lock was released for others: the block may have gone or come
+      return true;  // while the lock was released the block was freed or swapped in
     }
     // If its next use overwrites it, its bytes need not come back.
     AccessSchedule const& schedule = prefetcher_.schedule();
@@ -155,7 +155,7 @@ class LookAhead {
     }
     auto const is_needed_later = [&](BlockId other) noexcept {
       if (!blocks_.is_leaving(other)) {
-        // It would have to come back in turn: more to swap in than without prefetching.
+        // The evicted block would have to be swapped in again: more copies than without prefetch.
         return false;
       }
       std::uint64_t const next = schedule.next_use(other);
@@ -180,8 +180,8 @@ class LookAhead {
     return true;
   }
 
-  /// Copies to the host what the plan sends out anyway, while the link is idle. The block stays
-  /// until its room is needed, and then leaves without a copy.
+  /// While the link is idle, copies to the host blocks that will leave by the plan. Each stays
+  /// resident until its room is needed, and then leaves without a copy.
   void copy_out_early() {
     if constexpr (Blocks<Policies>::is_speculative) {
       while (auto const id = blocks_.early_victim()) {

@@ -13,12 +13,12 @@
 
 namespace spillway::detail {
 
-/// The lock of a pager, and what threads wait for under it: changes, releases, and the exclusive
-/// right to reclaim memory.
+/// The lock of a pager, with the conditions that threads wait for under it: changes of state,
+/// releases of leases, and the exclusive right to reclaim memory.
 ///
-/// A monitor in the textbook sense: one lock, and one condition that is notified of every change.
-/// Every function but `lock` is called by a thread that holds the lock. Device calls are made in
-/// the scope of an `Unlocked`. Waiting here is never waiting for the device.
+/// It is a monitor in the textbook sense: one lock, and one condition variable that is notified of
+/// every change. Every function except `lock` is called by a thread that holds the lock. Device
+/// calls are made in the scope of an `Unlocked`. No function here waits for the device.
 template <LockPolicy Lock>
 class Monitor {
  public:
@@ -29,7 +29,8 @@ class Monitor {
   void lock() { lock_.lock(); }
   void unlock() { lock_.unlock(); }
 
-  /// Around a call that may release the lock before it is done.
+  /// Begins a call that may release the lock before it ends: takes the lock and counts the call, so
+  /// that a fork can wait for it.
   void begin_call() {
     lock_.lock();
     ++calls_;
@@ -39,8 +40,8 @@ class Monitor {
     lock_.unlock();
   }
 
-  /// A call of an object that has a lock of its own. A fork has to wait for it, too, since no
-  /// thread of the child would release that lock.
+  /// Scope of a call into an object that has its own lock. A fork has to wait for such a call, too,
+  /// since in the child no thread would release that lock.
   class Elsewhere {
    public:
     explicit Elsewhere(Monitor& monitor) : monitor_{monitor} {
@@ -58,7 +59,7 @@ class Monitor {
     Monitor& monitor_;
   };
 
-  /// Releases the lock for as long as it lives.
+  /// Releases the lock during its lifetime.
   class Unlocked {
    public:
     explicit Unlocked(Monitor& monitor) : monitor_{monitor} { monitor_.unlock(); }
@@ -70,10 +71,10 @@ class Monitor {
     Monitor& monitor_;
   };
 
-  /// The exclusive right to reclaim memory: to swap out, to move blocks and to bring blocks in.
+  /// Holds the exclusive right to reclaim memory: to swap blocks out or in, and to move them.
   ///
-  /// At most one thread has it. It is a flag and no second lock, so its owner can release the lock
-  /// while copies are enqueued, and other threads go on with resident blocks meanwhile.
+  /// At most one thread has it. It is a flag and not a second lock, so that its owner can release
+  /// the lock while it enqueues copies, and other threads can use resident blocks meanwhile.
   class Exclusive {
    public:
     explicit Exclusive(Monitor& monitor) : monitor_{monitor} { monitor_.take_exclusive(); }
@@ -99,9 +100,11 @@ class Monitor {
     notify();
   }
 
-  /// Blocks while `is_blocked()`. @returns whether it had to; the lock was then released meanwhile
+  /// Waits while `is_blocked()` is true. @returns whether it had to; the lock was then released
+  /// meanwhile
   ///
-  /// The thread counts as waiting meanwhile: a thread that reclaims must not wait for its leases.
+  /// Meanwhile the thread counts as waiting, so that a thread that reclaims does not wait for the
+  /// leases of this one.
   template <class IsBlocked>
   bool wait_while(IsBlocked is_blocked) {
     if (!is_blocked()) {
@@ -115,8 +118,8 @@ class Monitor {
     return true;
   }
 
-  /// Blocks while `is_blocked()`, which ends without any lease being released: the thread does not
-  /// count as waiting for others meanwhile.
+  /// Waits while `is_blocked()` is true, which does not depend on leases: meanwhile the thread does
+  /// not count as waiting for others.
   template <class IsBlocked>
   void sleep_while(IsBlocked is_blocked) {
     while (is_blocked()) {
@@ -130,14 +133,14 @@ class Monitor {
     bool is_released = false;
   };
 
-  /// Blocks until another thread releases something, for as long as `may_come()` says that one may,
-  /// and at most for `at_most`. Must be called with the exclusive right, which others have
-  /// meanwhile: they need it to get on with the work that they hold leases for.
+  /// Waits until another thread releases memory or a lease, for at most `at_most` and only while
+  /// `may_come()` says that one may. Called with the exclusive right, which is released meanwhile:
+  /// other threads may need it to finish the work for which they hold leases.
   template <class MayCome>
   ReleaseWait wait_for_release(std::chrono::milliseconds at_most, MayCome may_come) {
     ReleaseWait result;
     std::uint64_t const seen = releases_;
-    // The clock cannot count to the end of a wait that is meant to be without one.
+    // Limits a wait that is meant to be endless, since adding it to the clock would overflow.
     constexpr std::chrono::milliseconds most = std::chrono::hours{100 * 365 * 24};
     auto const deadline = std::chrono::steady_clock::now() + std::min(at_most, most);
     {
@@ -158,8 +161,8 @@ class Monitor {
     return result;
   }
 
-  /// Takes the lock if no thread is inside of a call, for `fork`: the child has none of the other
-  /// threads, which could not finish there what they had begun. @returns whether it has
+  /// For `fork`: takes the lock if no thread is inside a call. Other threads do not exist in the
+  /// child, so calls that they had begun would never end there. @returns whether it has the lock
   [[nodiscard]] bool try_lock_between_calls() {
     lock_.lock();
     if (calls_ != 0) {
@@ -173,7 +176,7 @@ class Monitor {
     return std::find(waiting_threads_.begin(), waiting_threads_.end(), thread) !=
            waiting_threads_.end();
   }
-  /// How many threads wait for others now.
+  /// Returns how many threads are waiting for others now.
   [[nodiscard]] std::size_t waiting_count() const noexcept { return waiting_threads_.size(); }
 
  private:

@@ -18,31 +18,31 @@
 
 namespace spillway::detail {
 
-/// Knows which blocks can be made again from which others, and which of them may therefore leave
+/// Stores the recipes: which blocks can be made again from which others, and may therefore leave
 /// the device without a copy.
 ///
-/// A recipe lives until its block is written, or an operand is written, or is freed and could not
-/// be made again itself. A block that has nothing but its recipe is kept whole before that: it is
-/// made again before an operand is written (`Leases` does that).
+/// A recipe ends when its block is written, or when an operand is written, or is freed and has no
+/// recipe itself. No bytes are lost by that: a block that only its recipe can make is recomputed
+/// before an operand is written (`Leases` does that).
 ///
 /// An operand that is freed stays as an *orphan*, a block without an owner. It keeps its bytes for
-/// as long as a dropped block needs them. An orphan that has a recipe is dropped when nothing needs
-/// its bytes, and stays without memory until the last block is gone that is made from it: blocks
-/// keep their recipes through intermediate results that the program frees. DTR (Kirisame et al.,
-/// ICLR 2021) evicts what a program frees in the same way.
+/// as long as a dropped block needs them. When no block needs the bytes of an orphan that has a
+/// recipe, it is dropped, and stays without memory until the last block that is made from it is
+/// gone. So blocks keep their recipes even if the program frees intermediate results. DTR (Kirisame
+/// et al., ICLR 2021) evicts what a program frees in the same way.
 ///
-/// A block that is changed in place keeps its recipe if the holder of the lease says how: the
-/// recipe is *suspended* when the lease is granted, and followed by the change when the holder
-/// extends it. Meanwhile it keeps its operands as any other does, and makes nothing: the block has
-/// bytes that no recipe makes. It dies with an operand, with another lease for writing, and where
-/// the lease ends without a word, when the block is written or freed next.
+/// A block that is changed in place keeps its recipe if the holder of the lease describes the
+/// change. The recipe is *suspended* when the lease is granted; when the holder extends it, the
+/// change is appended. A suspended recipe keeps its operands but cannot be run, since the block has
+/// bytes that it does not make. It ends when an operand is written or freed, when another lease for
+/// writing is granted, or, if the holder never extends it, when the block is next written or freed.
 ///
-/// The callables are the user's, and so is what they hold: buffers, for example, that call the
-/// allocator when they end. None is copied or destroyed here. Those of recipes that have died are
-/// kept until `take_dead`, which is called where their end may do whatever it wants.
+/// The callables belong to the user and may own objects whose destructors call the allocator, such
+/// as buffers. So no callable is copied or destroyed here: those of recipes that have ended are
+/// kept until `take_dead`, whose caller destroys them without the lock.
 ///
-/// Changes links between records and never a block's state. Thread-unsafe: `Blocks` owns it, under
-/// the lock.
+/// Changes links between records and never a block's state. Thread-unsafe: owned by `Blocks` and
+/// used under the lock.
 template <class = Lazily>
 class BasicRecipes {
  public:
@@ -60,7 +60,7 @@ class BasicRecipes {
   void
   give(BlockId id, std::span<BlockId const> operands, std::uint64_t cost_ns, Recipe::Make&& make) {
     forget(id);
-    if (dead_.capacity() <= dead_.size() + nodes_) {  // each recipe may die before `take_dead`
+    if (dead_.capacity() <= dead_.size() + nodes_) {  // all recipes may end before `take_dead`
       dead_.reserve(2 * (dead_.size() + nodes_) + 16);
     }
     link(id, operands);
@@ -69,8 +69,8 @@ class BasicRecipes {
     recipe.make = std::move(make);
   }
 
-  /// A lease has been granted under which the block is changed: the recipe waits for `extend`, if
-  /// it is not waiting for another lease's.
+  /// Suspends the recipe of a block until `extend`: a lease has been granted under which the block
+  /// is changed. No effect if it is suspended for another lease already.
   void suspend(BlockId id, std::uint32_t lease_serial) noexcept {
     Recipe& recipe = *at(id).recipe;
     if (!recipe.make || recipe.is_suspended || recipe.extensions == most_extensions) {
@@ -80,9 +80,10 @@ class BasicRecipes {
     recipe.changing_lease = lease_serial;
   }
 
-  /// The holder of a lease says what it has changed: `make` does the same to what the recipe makes.
+  /// Appends a change to a suspended recipe: `make` does to the recipe's result what the holder of
+  /// the lease has done to the block.
   ///
-  /// @returns false if there is no recipe any more that waits for this lease
+  /// @returns false if the block has no recipe that is suspended for this lease
   /// @throws  std::bad_alloc; the block then has no recipe, and `make` is as it was
   bool extend(BlockId id,
               std::uint32_t lease_serial,
@@ -120,24 +121,24 @@ class BasicRecipes {
     return true;
   }
 
-  /// The recipe of a block that does not need it dies.
+  /// Ends the recipe of a block that does not need it.
   void forget(BlockId id) noexcept {
     BlockRecord& block = at(id);
     if (block.recipe == nullptr) {
       return;
     }
     if (block.recipe->is_orphan && block.needs_recipe()) {
-      forget_dependents(id);  // what was to be made from it cannot be any more
+      forget_dependents(id);  // these need its bytes, which can no longer be made
     }
     unlink(id);
   }
 
-  /// The recipes die that read a block, except those that are needed.
+  /// Ends the recipes that have a block as an operand, except those that are needed.
   /// @returns whether any is left
   bool forget_dependents(BlockId id) noexcept {
     BlockRecord& block = at(id);
     std::size_t left = block.recipe == nullptr ? 0 : block.recipe->dependents.size();
-    while (left != 0) {  // from the last one on, which costs the least to remove
+    while (left != 0) {  // backwards, since the last one is cheapest to remove
       BlockId const dependent = block.recipe->dependents[left - 1];
       if (is_in_need(dependent)) {
         --left;
@@ -149,7 +150,8 @@ class BasicRecipes {
     return block.recipe != nullptr && !block.recipe->dependents.empty();
   }
 
-  /// A block that would be lost if the bytes of this one changed now, or may soon be one.
+  /// Returns a block that would be lost if the bytes of block `id` changed now, or that may soon be
+  /// such a block.
   [[nodiscard]] std::optional<BlockId> dependent_in_need(BlockId id) const noexcept {
     BlockRecord const& block = at(id);
     if (block.recipe != nullptr) {
@@ -162,8 +164,8 @@ class BasicRecipes {
     return std::nullopt;
   }
 
-  /// A block without leases is freed. @returns false if it stays for others as an orphan, until
-  /// `take_orphan`
+  /// Decides what happens to a block without leases that its owner frees. @returns true if it can
+  /// be removed; false if it stays as an orphan until `take_orphan` returns it
   bool may_go(BlockId id) noexcept {
     BlockRecord& block = at(id);
     if (block.recipe != nullptr && block.recipe->is_orphan) {
@@ -179,13 +181,13 @@ class BasicRecipes {
     return false;
   }
 
-  /// What becomes of an orphan whose bytes nothing needs.
+  /// What happens to an orphan whose bytes no block needs.
   struct Parting {
     BlockId id{};
-    bool is_for_good = false;  // else it stays, dropped, for what is made from it
+    bool is_for_good = false;  // false: it is dropped and stays for the blocks made from it
   };
-  /// An orphan whose bytes nothing needs any more, if there is one. Takes constant time where there
-  /// was none the last time, and no need has ended since.
+  /// Returns an orphan whose bytes no block needs any more, if there is one. Takes constant time if
+  /// there was none at the last call and `on_need_ended` has not been called since.
   std::optional<Parting> take_orphan() noexcept {
     if (!has_need_ended_) {
       SPILLWAY_ASSERT(std::all_of(orphans_.begin(), orphans_.end(), [this](BlockId id) {
@@ -220,28 +222,29 @@ class BasicRecipes {
     return Parting{id, true};
   }
 
-  /// A block has been made again: if it is an orphan, its bytes are not needed for long.
+  /// Notes that a block was recomputed. If it is an orphan, its bytes will soon be needless again.
   void on_recompute(BlockId id) noexcept {
     if (at(id).recipe->is_orphan) {
       look_at(id);
     }
     has_need_ended_ = true;
   }
-  /// A block was to leave, and has its bytes nevertheless: it may have ceased to need its recipe.
+  /// Notes that a block has its bytes although it was about to leave, so that it may no longer need
+  /// its recipe.
   void on_need_ended(BlockRecord const& block) noexcept {
     has_need_ended_ = has_need_ended_ || block.recipe != nullptr;
   }
 
-  /// Whether a recipe has died since its callable was last taken.
+  /// Whether there are callables of ended recipes that were not taken yet.
   [[nodiscard]] bool has_dead() const noexcept { return !dead_.empty(); }
-  /// The callable of a recipe that has died. @pre `has_dead()`
+  /// Hands out the callable of a recipe that has ended. @pre `has_dead()`
   [[nodiscard]] Recipe::Make take_dead() noexcept {
     Recipe::Make make = std::move(dead_.back());
     dead_.pop_back();
     return make;
   }
 
-  /// A recomputation holds a block with leases that its owner does not know of.
+  /// Counts a recomputation that holds the block by a lease which its owner does not know of.
   void begin_reading(BlockId id) noexcept { ++at(id).recipe->readers; }
   void end_reading(BlockId id) noexcept {
     BlockRecord& block = at(id);
@@ -249,8 +252,8 @@ class BasicRecipes {
     prune(block);
   }
 
-  /// Whether a resident block that is about to leave could be made again with at most `room_bytes`
-  /// resident at once.
+  /// Whether a resident block that is about to leave could be recomputed with at most `room_bytes`
+  /// of resident blocks at a time.
   [[nodiscard]] bool may_drop(BlockId id, std::size_t room_bytes) const noexcept {
     std::optional<Chains> const chains = chains_of(id);
     if (!chains || chains->blocks() >= most_chained) {
@@ -262,8 +265,8 @@ class BasicRecipes {
            room_bytes;
   }
 
-  /// Calls `visit(operand)` for what a dropped block is made from, and for what its dropped
-  /// operands are made from, until it returns false. @returns what `visit` returned last
+  /// Calls `visit(operand)` for the operands of a dropped block, and recursively for those of its
+  /// dropped operands, until it returns false. @returns what `visit` returned last
   template <class Visit>
   bool all_below(BlockId id, Visit const& visit, std::uint32_t depth = 0) const {
     Recipe const& recipe = *at(id).recipe;
@@ -274,8 +277,8 @@ class BasicRecipes {
     });
   }
 
-  /// Returns the cost of making a block again, as it was stated, with the dropped ones that it
-  /// needs.
+  /// Returns the cost of recomputing a block, as stated by the program, including that of the
+  /// dropped blocks that it needs.
   [[nodiscard]] std::uint64_t cost_ns(BlockId id) const noexcept {
     std::size_t visits = 0;
     return at(id).recipe->cost_ns + chain(id, &Recipe::operands, visits).cost_ns;
@@ -284,10 +287,11 @@ class BasicRecipes {
  private:
   static constexpr std::size_t most_visits = 256;
 
-  /// The part of the longest and largest chain of dropped blocks that is before or behind a block.
+  /// What is known about the chains of dropped blocks on one side of a block: the longest of them,
+  /// and the largest in bytes.
   struct Chain {
     std::uint32_t blocks = 0;
-    std::size_t bytes = 0;  // of operands, and of what nothing is made from
+    std::size_t bytes = 0;  // of operands, and of blocks from which nothing is made
     std::uint64_t cost_ns = 0;
     bool is_whole = true;  // no block of it has lost its bytes
   };
@@ -315,9 +319,9 @@ class BasicRecipes {
     return *recipe;
   }
 
-  /// Whether a block's recipe must not die: the block would be lost, or, if it is an orphan,
-  /// another one that is made from it. Recursive, but no deeper than chains may be. After too many
-  /// visits the answer is yes, with which nothing is lost.
+  /// Whether a block's recipe must be kept, since otherwise the block would be lost or, if it is an
+  /// orphan, a block that is made from it. The recursion is no deeper than the longest chain. After
+  /// too many visits it returns true, which is always safe.
   [[nodiscard]] bool is_in_need(BlockId id, std::size_t& visits) const noexcept {
     BlockRecord const& block = at(id);
     if (!block.needs_recipe() || !block.recipe->is_orphan || ++visits >= most_visits) {
@@ -331,7 +335,7 @@ class BasicRecipes {
     std::size_t visits = 0;
     return is_in_need(id, visits);
   }
-  /// Whether a block that is freed can be without its bytes, and still serve what is made from it.
+  /// Whether a freed block can be dropped and still be recomputed for the blocks made from it.
   [[nodiscard]] bool may_stay_dropped(BlockId id) const noexcept {
     Recipe const* const recipe = at(id).recipe.get();
     if (recipe == nullptr || recipe->dependents.empty()) {
@@ -340,7 +344,7 @@ class BasicRecipes {
     std::optional<Chains> const chains = chains_of(id);
     return chains && chains->blocks() + 1 < most_chained;
   }
-  /// Puts an orphan on the list of those that may have to go.
+  /// Puts an orphan on the list of those that may no longer be needed.
   void look_at(BlockId id) noexcept {
     has_need_ended_ = true;
     if (!std::exchange(at(id).recipe->is_looked_at, true)) {
@@ -356,7 +360,8 @@ class BasicRecipes {
       for (BlockId const operand : operands) {
         bool const is_linked = std::find(recipe.operands.begin(), recipe.operands.end(), operand) !=
                                recipe.operands.end();
-        // In the order in which `make` wants their addresses; and first, so that `unlink` comes by.
+        // `make` gets the addresses in this order. Added first, so that `unlink` finds the operand
+        // if the next call throws.
         recipe.operands.push_back(operand);
         if (!is_linked) {
           node(operand).dependents.push_back(id);
@@ -410,7 +415,7 @@ class BasicRecipes {
     return bytes;
   }
 
-  /// The chains that a block is between, unless it cannot be made again from what is below it.
+  /// Returns the chains on both sides of a block; nothing if the block could not be recomputed.
   [[nodiscard]] std::optional<Chains> chains_of(BlockId id) const noexcept {
     BlockRecord const& block = at(id);
     if (!block.has_recipe() || !block.has_contents()) {
@@ -422,8 +427,8 @@ class BasicRecipes {
     return visits < most_visits && chains.below.is_whole ? std::optional{chains} : std::nullopt;
   }
 
-  // Recursive, but no deeper than chains may be. A ring of recipes looks like a chain that is too
-  // long.
+  // Recursive, but no deeper than the longest chain. A cycle of recipes looks like a chain that is
+  // too long.
   [[nodiscard]] Chain chain(BlockId id,
                             std::vector<BlockId> Recipe::*links,
                             std::size_t& visits,
@@ -451,10 +456,10 @@ class BasicRecipes {
   }
 
   BlockTable<BlockRecord>& table_;
-  std::vector<BlockId> orphans_;  // that have bytes, or no dependents
-  bool has_need_ended_ = false;   // so that one of them may have to go
+  std::vector<BlockId> orphans_;  // orphans that have bytes, or no dependents
+  bool has_need_ended_ = false;   // since `take_orphan` last found none
   std::vector<Recipe::Make> dead_;
-  std::size_t nodes_ = 0;  // records that have a `Recipe`
+  std::size_t nodes_ = 0;  // number of block records that have a `Recipe`
 };
 
 using Recipes = BasicRecipes<>;

@@ -30,21 +30,21 @@
 
 namespace spillway {
 
-/// How a pager makes room: `DeviceAllocator::Options::paging`.
+/// Options of how a pager makes room (`DeviceAllocator::Options::paging`).
 struct PagerOptions {
   bool swapping = true;         ///< false: a full device is an error, as without this library
   bool compaction = true;       ///< false: only `compact` moves blocks to join gaps
   bool prefetching = true;      ///< false: blocks come in when they are acquired and never before
   bool poison_vacated = false;  ///< overwrite ranges that are given up, to find stale addresses
-  bool early_swap_out = true;   ///< copy out ahead of need what the plan sends out anyway
+  bool early_swap_out = true;   ///< copy blocks that will leave by the plan to the host in advance
   /// The most bytes one compaction pass may move.
   std::size_t compaction_budget_bytes = std::numeric_limits<std::size_t>::max();
   /// Eviction ahead of need starts when this part of the capacity is in use and stops at
   /// `low_watermark`; 1 turns it off. Both have to be set: `low_watermark` must not be the higher.
   double high_watermark = 1.0;
   double low_watermark = 1.0;
-  /// The most that blocks which came in ahead of need, and are not used yet, may take up: a part of
-  /// the capacity. The prefetch policy may bring in less.
+  /// The most room, as a fraction of the capacity, that prefetched blocks may take up before they
+  /// are used. The prefetch policy may have a lower limit.
   double prefetched_part = 1.0;
   /// The rates that plans are priced with: the host link one way, and reads plus writes of device
   /// memory.
@@ -70,7 +70,7 @@ namespace spillway::detail {
 /// other threads. It gives up only when every resident block is leased or the host pool is full,
 /// and then says which.
 ///
-/// Every function is entered with the lock and the exclusive right.
+/// Every function is called with the lock and the exclusive right.
 template <PolicySet Policies>
 class Reclaimer {
  public:
@@ -97,7 +97,7 @@ class Reclaimer {
         options_{options} {}
   Reclaimer(Reclaimer const&) = delete;
   Reclaimer& operator=(Reclaimer const&) = delete;
-  /// All work on the memory must be over.
+  /// All work on the memory must have finished.
   ~Reclaimer() {
     if constexpr (GrowingArena<Arena>) {
       if (leaving_) {
@@ -106,15 +106,17 @@ class Reclaimer {
     }
   }
 
-  /// A range of `bytes` for block `owner`, which has none. While this thread waits for leases,
-  /// others have the exclusive right: if one of them makes the block resident, there is no range.
+  /// Takes a range of `bytes` for block `owner`, and reclaims memory for it if none is free. While
+  /// this thread waits for leases, others have the exclusive right and may make the block resident.
+  ///
+  /// @returns nothing if another thread has made the block resident meanwhile
   ///
   /// @throws OutOfDeviceMemory, DeviceError, FileTierError; every block is then resident as it was
   ///         or validly swapped out
   std::optional<Placement> take_range(std::size_t bytes, BlockId owner) {
     RangeSource source = RangeSource::free_range;
     blocks_.free_orphans();
-    // Each round frees, moves or waits; other threads may take what a round made, so it is bounded.
+    // The number of rounds is bounded, since other threads may take what a round has freed.
     std::size_t const most_rounds = 16 + 4 * blocks_.size();
     for (std::size_t round = 0; round < most_rounds; ++round) {
       if (auto placement = blocks_.try_place(bytes, owner)) {
@@ -137,8 +139,9 @@ class Reclaimer {
     throw OutOfDeviceMemory{blocks_.report(bytes), advice(bytes)};
   }
 
-  /// A range for a prefetch, if one can be had by evicting only blocks that `admits(id)` allows,
-  /// without waiting and without growing. @throws as `take_range`, but no OutOfDeviceMemory
+  /// Takes a range for a prefetch, if that is possible by evicting only blocks for which
+  /// `admits(id)` is true, without waiting and without growing. @throws as `take_range`, except
+  /// OutOfDeviceMemory
   std::optional<Placement>
   try_take_range_for_prefetch(std::size_t bytes, BlockId owner, BlockFilter admits) {
     auto placement = blocks_.try_place(bytes, owner);
@@ -171,11 +174,10 @@ class Reclaimer {
     return placement;
   }
 
-  /// Evicts blocks until the rest fits into the capacity, which has been lowered, and gives back to
-  /// the device what is reserved beyond it. Where that can be given back piece by piece, blocks are
-  /// moved down first, so that what stays lies together and later searches see no holes in it, and
-  /// evicted from the top if that does not suffice. What is leased keeps its part of the
-  /// reservation.
+  /// Adapts to a capacity that has been lowered: evicts blocks until the rest fits, and gives what
+  /// is reserved beyond the capacity back to the device. If the arena gives back single pieces,
+  /// blocks are first moved down, so that the rest lies together without holes, and then evicted
+  /// from the top if that does not suffice. Memory of leased blocks stays reserved.
   ///
   /// @throws OutOfDeviceMemory if what cannot leave takes up more; DeviceError, FileTierError
   void fit_capacity() {
@@ -188,7 +190,7 @@ class Reclaimer {
       bool may_slide = arena_.trims_anywhere();
       while (arena_.reserved_bytes() > arena_.capacity_bytes()) {
         if (std::exchange(may_slide, false) && slide()) {
-          continue;  // other threads may have given something back meanwhile
+          continue;  // other threads may have freed something meanwhile
         }
         std::size_t const excess = arena_.reserved_bytes() - arena_.capacity_bytes();
         if (trim(excess) == 0 && !(arena_.trims_anywhere() && vacate_top(excess))) {
@@ -198,8 +200,8 @@ class Reclaimer {
     }
   }
 
-  /// Gives free memory back to the device: about `bytes`, as far as there is so much. Waits for the
-  /// work that used it. @returns bytes given back
+  /// Gives about `bytes` of free memory, or all that there is, back to the device, after waiting on
+  /// the host for the work that used it. @returns bytes given back
   ///
   /// @throws DeviceError
   std::size_t trim(std::size_t bytes) {
@@ -218,7 +220,7 @@ class Reclaimer {
         {
           Unlocked const unlocked{monitor_};
           wait_before_release(segment);
-          journal_.tell_observer();  // while the memory is there: it may be registered elsewhere
+          journal_.tell_observer();  // before the release: it may have registered the memory
           arena_.release(segment);
           leaving_.reset();
         }
@@ -229,8 +231,8 @@ class Reclaimer {
     return released;
   }
 
-  /// Evicts blocks by the policy's choice, of those that `admits(id)` allows, until `wanted_bytes`
-  /// have been given up.
+  /// Evicts blocks that the policy chooses among those for which `admits(id)` is true, until
+  /// `wanted_bytes` have been given up.
   ///
   /// @returns bytes given up; fewer than wanted if no more blocks may leave
   std::size_t evict(std::size_t wanted_bytes, EvictionReason reason, BlockFilter admits) {
@@ -250,8 +252,8 @@ class Reclaimer {
   }
 
  private:
-  /// Whether blocks may be moved that are on their way in. A move then comes after their copies and
-  /// all copies before these, and so does everything that needs the room.
+  /// Whether blocks may be moved whose swap-in is in flight. Such a move has to wait for that copy
+  /// and all copies before it, and so does the work that needs the room.
   enum class AfterCopies : bool { no, yes };
 
   [[nodiscard]] auto can_move(AfterCopies after_copies = AfterCopies::yes) const noexcept {
@@ -274,13 +276,14 @@ class Reclaimer {
     friend bool operator==(Search const&, Search const&) noexcept = default;
   };
 
-  /// A plan that makes room by moving blocks, in no more time than it takes to evict `instead`.
-  /// That limit also ends the search for the plan. Blocks that are on their way in are moved only
-  /// if `after_copies` allows it and no other moves do.
+  /// Searches for a plan that makes room by moving blocks and takes no longer than evicting
+  /// `instead`; that limit also ends the search. Blocks whose swap-in is in flight are moved only
+  /// if `after_copies` allows it and no other plan is found.
   ///
-  /// A search takes the program's time, so one that failed is not repeated while the arena looks
-  /// the same. Leases and places may have changed, but most searches are for one prefetch, which is
-  /// tried after each operation, and to evict `instead` costs no more than a plan might.
+  /// A search delays the program, so a failed one is not repeated while the arena looks the same.
+  /// Leases and places may have changed in the meantime, but most searches are for one prefetch
+  /// that is tried again after each operation, and evicting `instead` costs little more than a
+  /// plan.
   [[nodiscard]] auto compaction_plan(std::size_t bytes,
                                      std::size_t most_ranges,
                                      std::optional<EvictionWindow> const& instead,
@@ -306,7 +309,7 @@ class Reclaimer {
       auto const plan_moves = [&](AfterCopies after) {
         return arena_.plan_compaction(bytes, budget_bytes, can_move(after), most_ranges);
       };
-      // On streams that stand for the caller, a copy has ended when the call that made it returns.
+      // On a `CallerStreamApi` a copy has finished when the call that enqueued it returns.
       bool const are_copies_left = !CallerStreamApi<Device> && blocks_.prefetched_bytes() != 0;
       plan = plan_moves(are_copies_left ? AfterCopies::no : AfterCopies::yes);
       if (!plan && are_copies_left && after_copies == AfterCopies::yes) {
@@ -318,21 +321,22 @@ class Reclaimer {
     }
     return plan;
   }
-  /// Not by its address, so that a program does the same in each run.
+  /// Returns where a failed search is remembered. Does not use addresses, so that runs of a program
+  /// can be repeated exactly.
   [[nodiscard]] static std::size_t place_of(Search const& search) noexcept {
     return mix_bits(search.bytes ^ mix_bits(search.free_bytes ^ mix_bits(search.price))) %
            most_failed_searches;
   }
 
-  /// How many ranges are worth being searched as a whole for room for `bytes`.
+  /// Returns up to how many ranges all of them should be searched for room for `bytes`.
   ///
-  /// A search that takes longer than a block takes to leave and to come back saves nothing. The
-  /// block that would leave instead is not known; its size is taken to be the mean.
+  /// A search that takes longer than one block takes to be swapped out and in again saves nothing.
+  /// Which block that would be is not known; its size is assumed to be the mean.
   [[nodiscard]] std::size_t few_ranges(std::size_t bytes) const noexcept {
     if (!options_.swapping) {
       return arena_.few_ranges();
     }
-    constexpr double seconds_per_range = 1e-6;  // of a search that runs for as long as it may
+    constexpr double seconds_per_range = 1e-6;  // in a search that uses up its time limit
     auto const& resident = journal_.stats().resident;
     std::uint64_t const mean =
         resident.bytes.current / std::max<std::uint64_t>(1, resident.blocks.current);
@@ -345,16 +349,16 @@ class Reclaimer {
     return arena_.first_search(few_ranges(bytes));
   }
 
-  /// Whether nothing that leaves makes room for a block: the capacity has been lowered since it was
+  /// Whether a block is larger than the capacity, which can have been lowered since the block was
   /// made.
   [[nodiscard]] bool exceeds_capacity(std::size_t bytes) const noexcept {
     return bytes > arena_.capacity_bytes();
   }
 
-  /// How many bytes should leave next to make room for `bytes`.
+  /// Returns how many bytes should be evicted next to make room for `bytes`.
   ///
-  /// Where there are many ranges, evicting one more block by value costs less than a search for
-  /// blocks to move, and often leaves a gap that is large enough.
+  /// If there are many ranges, evicting one more block costs less than a search for blocks to move,
+  /// and often leaves a gap that is large enough.
   [[nodiscard]] std::size_t short_bytes(std::size_t bytes) const noexcept {
     std::size_t const free_bytes = arena_.free_bytes();
     if (free_bytes < bytes) {
@@ -402,8 +406,9 @@ class Reclaimer {
     return std::nullopt;
   }
 
-  /// Gives whole reservations back to the device, so that one with room for `bytes` can be made in
-  /// their place: those that the fewest bytes have to leave. @returns whether there is more room
+  /// Gives whole reservations back to the device, so that one with room for `bytes` can be made
+  /// instead. Chooses those from which the fewest bytes have to be evicted. @returns whether there
+  /// is more room
   bool give_up_reservations_for(std::size_t bytes) {
     struct Reservation {
       std::size_t size_bytes = 0;
@@ -429,7 +434,7 @@ class Reclaimer {
     });
     std::size_t const left =
         arena_.capacity_bytes() - std::min(arena_.capacity_bytes(), arena_.reserved_bytes());
-    // With as much left already, the device itself has refused, and needs all of it back.
+    // If the capacity alone would allow it, the device has refused, and must get back all `bytes`.
     std::size_t const wanted_bytes = left < bytes ? bytes - left : bytes;
     std::size_t chosen_bytes = 0;
     std::vector<BlockId> victims;
@@ -447,15 +452,15 @@ class Reclaimer {
     return trim(wanted_bytes) != 0 || has_evicted;
   }
 
-  /// Gives free pieces back to the device, and takes as many anew in one piece, at addresses that
-  /// nothing uses: for room that leases divide. Blocks leave as long as there are too few pieces.
-  /// @returns whether there is more room
+  /// For free memory that is divided by leased blocks: gives free pieces back to the device, and
+  /// takes as much memory again at contiguous unused addresses. Evicts blocks while too few pieces
+  /// are free. @returns whether there is more room
   bool join_pieces(std::size_t bytes) {
     if (std::size_t const free_bytes = arena_.trimmable_bytes(); free_bytes < bytes) {
       return evict_for_room(bytes - free_bytes);
     }
     if (trim(bytes) < bytes) {
-      return true;  // another thread has taken some
+      return true;  // another thread has taken a part of it: try again
     }
     bool const is_enough =
         arena_.largest_bytes_after_growth(std::numeric_limits<std::size_t>::max()) >= bytes;
@@ -464,10 +469,10 @@ class Reclaimer {
     return is_enough;
   }
 
-  /// Waits on the host until no work uses memory that the arena has handed over. A wait that fails
-  /// for want of an event is tried once more; if that fails, too, the device is dead, and the
-  /// memory is released as it is. Where it cannot be waited for now, since a stream is being
-  /// captured, the memory is kept for the next call of `trim`.
+  /// Waits on the host until no work uses the memory that the arena has handed over. If the wait
+  /// fails because no event can be made, it is tried once more; if that fails, too, the device is
+  /// considered dead and the memory is released. If the wait is impossible now because a stream is
+  /// being captured, the memory is kept for the next call of `trim`.
   void wait_before_release(Segment const& segment) {
     try {
       order_.synchronize(segment.fence);
@@ -482,7 +487,7 @@ class Reclaimer {
     }
   }
 
-  /// Moves blocks down, so that what is free lies at the top. @returns whether any has moved
+  /// Slides blocks down, so that the free memory is at the top. @returns whether any has moved
   bool slide() {
     if constexpr (MovingArena<Arena>) {
       if (options_.compaction) {
@@ -511,7 +516,7 @@ class Reclaimer {
       victims.clear();
       for (std::size_t chosen = left_bytes; chosen < bytes && !blocks.empty(); blocks.pop_back()) {
         BlockRecord const* const block = blocks_.find(blocks.back().second);
-        if (block != nullptr && block->can_leave()) {  // other threads go on meanwhile
+        if (block != nullptr && block->can_leave()) {  // other threads may have changed that
           victims.push_back(blocks.back().second);
           chosen += block->bytes;
         }
@@ -545,7 +550,7 @@ class Reclaimer {
       try {
         victims.push_back(*victim);
       } catch (std::bad_alloc const&) {
-        break;  // those that were chosen before must not stay in transit
+        break;  // still swaps out those that were chosen before: they are in transit
       }
       blocks_.begin_swap_out(*victim);
       chosen_bytes += blocks_.at(*victim).bytes;
@@ -556,9 +561,9 @@ class Reclaimer {
   /// Evicts blocks by the policy's choice because room is needed. @returns whether any has left
   bool evict_for_room(std::size_t wanted_bytes) {
     auto evicted = try_evict(wanted_bytes, EvictionReason::pressure, any_block);
-    // If the host pool has no room for the blocks that were chosen, others may still leave: those
-    // that need none there, and smaller ones. What the pool expects may turn out to be wrong, once
-    // for each tier: when the system refuses a slab.
+    // If the host pool has no room for the chosen blocks, clean or smaller ones may still leave.
+    // The pool's estimate of its room can be wrong once for each tier, when the system refuses a
+    // slab.
     for (std::size_t tries = 0; evicted == std::size_t{0} && tries <= host_tier_count; ++tries) {
       std::size_t const spare_bytes = transfers_.needless_host_bytes();
       auto const has_place = [&](BlockId id) noexcept {
@@ -570,9 +575,9 @@ class Reclaimer {
     }
     return evicted.value_or(0) != 0;
   }
-  /// Lets a block go that will leave before its next use anyway and needs no copy for it, or
-  /// several of `bytes` in all. That costs nothing, and often joins free ranges, while a move may
-  /// have to wait for copies of what is moved. @returns whether there was one
+  /// Drops one or several blocks, of `bytes` in all, that will leave before their next use anyway
+  /// and need no copy. That costs nothing and often joins free ranges, whereas a move may have to
+  /// wait for copies of the moved blocks. @returns whether there was such a block
   bool drop_what_leaves(std::size_t bytes) {
     if constexpr (Blocks<Policies>::is_speculative) {
       auto const needs_no_copy = [this](BlockId id) noexcept {
@@ -582,7 +587,8 @@ class Reclaimer {
     }
     return false;
   }
-  /// How room was made since there were so many copies.
+  /// Returns how room was made: by copies, if the number of copies is larger than `copies` now, or
+  /// by drops.
   [[nodiscard]] RangeSource source_since(std::uint64_t copies) const noexcept {
     return journal_.stats().swap_outs.count == copies ? RangeSource::after_drop
                                                       : RangeSource::after_swap_out;
@@ -591,7 +597,7 @@ class Reclaimer {
     return static_cast<std::size_t>(journal_.stats().resident.bytes.current);
   }
 
-  /// Joins free bytes that lie apart, by a search that looks no further than it must.
+  /// Joins free ranges. Searches few ranges first, and more only if that finds nothing.
   std::optional<RangeSource> make_contiguous(std::size_t bytes) {
     std::size_t most_ranges = first_search(bytes);
     for (;; most_ranges = arena_.wider_search(most_ranges)) {
@@ -616,7 +622,7 @@ class Reclaimer {
     return std::nullopt;
   }
 
-  /// The neighbours that are cheapest to evict, priced in bytes over the host link.
+  /// Returns the neighbours that are cheapest to evict; costs are bytes over the host link.
   [[nodiscard]] std::optional<EvictionWindow> cheapest_window(std::size_t bytes,
                                                               std::size_t most_ranges) const {
     if (!options_.swapping) {
@@ -643,7 +649,7 @@ class Reclaimer {
     {
       Unlocked const unlocked{monitor_};
       if (!arena_.try_reserve(segment)) {
-        return false;  // the device itself is full: others use it too
+        return false;  // the device is full, since other programs use it, too
       }
     }
     try {
@@ -657,7 +663,7 @@ class Reclaimer {
     return true;
   }
 
-  /// Blocks until another thread ends a lease. @returns false if there is none to wait for
+  /// Waits until another thread ends a lease. @returns false if there is none to wait for
   bool wait_for_release() {
     if (options_.lease_wait.count() <= 0) {
       return false;
@@ -671,7 +677,7 @@ class Reclaimer {
     return result.is_released;
   }
 
-  /// True if a resident block is leased by a thread that does not wait for others itself.
+  /// Whether a resident block is leased by another thread that does not itself wait for others.
   [[nodiscard]] bool others_hold_leases() const {
     bool found = false;
     blocks_.for_each([&](BlockId, BlockRecord const& block) {
@@ -707,7 +713,7 @@ class Reclaimer {
 
   using Unlocked = typename MonitorType::Unlocked;
 
-  // Each search has one place here; the last that failed keeps it.
+  // A hash table of failed searches, without collision handling: a newer search replaces an older.
   static constexpr std::size_t most_failed_searches = 64;
 
   Device& device_;
@@ -719,8 +725,8 @@ class Reclaimer {
   MonitorType& monitor_;
   PagerOptions const& options_;
   std::array<Search, most_failed_searches> failed_searches_{};
-  // What the arena has handed over and is not released yet. It belongs to the thread that has the
-  // exclusive right.
+  // What the arena has handed over and is not released yet. Only the thread with the exclusive
+  // right uses it.
   std::optional<Segment> leaving_;
 };
 

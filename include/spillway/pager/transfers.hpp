@@ -27,12 +27,12 @@
 
 namespace spillway::detail {
 
-/// Carries blocks: from the device to the host pool, back, and from place to place on the device.
+/// Enqueues the copies of blocks: from the device to the host pool, back, and inside the device.
 ///
-/// Every function is entered with the lock and, unless it says otherwise, with the exclusive right.
-/// It decides under the lock, puts the blocks into transit, enqueues with the lock released, and
-/// commits under it. When the device refuses, the blocks that were not carried yet are as they
-/// were.
+/// Every function is called with the lock and, unless it says otherwise, with the exclusive right.
+/// It makes its decisions and puts the blocks into transit under the lock, enqueues with the lock
+/// released, and commits under the lock. If the device refuses a copy, the blocks whose copies were
+/// not enqueued are as before.
 template <PolicySet Policies>
 class Transfers {
  public:
@@ -69,22 +69,22 @@ class Transfers {
   void give_up_host_copy(BlockRecord& block) {
     pool_.give_back(std::exchange(block.host, HostSlotId{}));
     block.is_host_valid = false;
-    block.is_read_unchecked = false;  // from now on the pool itself tells of a failure
+    block.is_read_unchecked = false;  // the pool's `check()` reports failures of a freed slot
   }
 
-  /// Whether a resident block is known to have got no bytes from its host slot, and was not written
-  /// anew since. There is nothing to keep but the slot, which says so to whoever reads the block.
+  /// Whether the swap-in of a resident block has failed and the block was not overwritten since.
+  /// Its slot must be kept, since the next read of the block reports the failure from there.
   [[nodiscard]] bool has_lost_bytes(BlockRecord const& block) {
     return block.is_read_unchecked && pool_.has_lost_bytes(block.host);
   }
 
-  /// Whether the host pool might have room for a block that must be copied, once `spare_bytes` of
-  /// what it holds are given up.
+  /// Whether the host pool might have room for a block that must be copied, after `spare_bytes` in
+  /// it were freed.
   [[nodiscard]] bool may_take_host_slot(BlockRecord const& block, std::size_t spare_bytes) {
     return (block.host != HostSlotId{} && pool_.takes_bytes(block.host, block.coding)) ||
            pool_.may_take(block.requested_bytes, block.coding, spare_bytes);
   }
-  /// What resident blocks, which could do without, have in the host pool.
+  /// Returns how many bytes of the host pool are slots of resident blocks, which could be freed.
   [[nodiscard]] std::size_t needless_host_bytes() {
     std::size_t bytes = 0;
     each_needless_on_host([&](BlockRecord const& block) {
@@ -94,9 +94,9 @@ class Transfers {
     return bytes;
   }
 
-  /// Adds a block that is `swapping_in` to those that the next `swap_in` carries to their ranges.
+  /// Adds a block that is `swapping_in`, and its range, to those that the next `swap_in` copies.
   ///
-  /// @returns the bytes that are to be carried by now
+  /// @returns the bytes of all blocks that are staged now
   /// @throws  std::bad_alloc; the block is then on the host as before, and its range back in the
   ///          arena
   std::size_t stage_swap_in(BlockId id, Placement const& placement, Use use, bool is_prefetch) {
@@ -142,8 +142,8 @@ class Transfers {
             arrival.id, arrival.placement, arriving_[i].done.device_done, arrival.is_prefetch);
       } else {
         Fence after = arrival.placement.fence;
-        after.add(streams_.in().mark());           // part of the copy may have been enqueued, there
-        after.add(arriving_[i].done.device_done);  // or, of a host function, on the pool's stream
+        after.add(streams_.in().mark());           // part of the copy may have been enqueued there,
+        after.add(arriving_[i].done.device_done);  // or on the pool's stream by a host function
         blocks_.cancel_swap_in(arrival.id, arrival.placement, after);
       }
     }
@@ -222,7 +222,7 @@ class Transfers {
       if (departure.may_leave && (is_copied || !departure.needs_copy)) {
         freed += departure.block->bytes;
         if (!is_copied && !departure.block->is_clean() && departure.block->host != HostSlotId{}) {
-          give_up_host_copy(*departure.block);  // of older bytes
+          give_up_host_copy(*departure.block);  // its slot holds outdated bytes
         }
         blocks_.commit_swap_out(
             departure.id, is_copied, departure.copy, departure.is_vacated, reason);
@@ -258,7 +258,7 @@ class Transfers {
     }
     block.status.go_back();
     bool const is_copied = request.state == TransferState::enqueued;
-    block.used.add(request.done.device_done);  // of a copy that was torn, too
+    block.used.add(request.done.device_done);  // also if only a part of the copy was enqueued
     if (is_copied) {
       block.is_host_valid = true;
       journal_.copied_out(id, block);
@@ -275,7 +275,7 @@ class Transfers {
   /// @throws DeviceError after committing the moves that were enqueued; std::bad_alloc
   template <class Plan>
   void move(Plan& plan) {
-    // Each loop over the blocks comes to records that are in no cache any more, so there are two.
+    // The records of many blocks do not stay in the caches, so there are only two loops over them.
     std::vector<BlockRecord*> blocks;
     blocks.reserve(plan.moves.size());
     std::vector<Uses> uses;
@@ -299,7 +299,7 @@ class Transfers {
       auto const& stream = streams_.moves();
       order_.wait(stream.index(), plan.fence);
       auto next = uses.cbegin();
-      Fence freed;  // what the stream waits for before it writes to the last destination
+      Fence freed;  // last uses of the destinations, for which the stream has to wait
       auto const wait_for_uses = [&](std::size_t i) {
         if (plan.moves[i].fence != freed) {
           freed = plan.moves[i].fence;
@@ -326,7 +326,7 @@ class Transfers {
         block.used.clear();
         journal_.moved(plan.moves[i].owner, block);
       } else {
-        block.written.add(moved);  // part of the move may be enqueued, and its way back
+        block.written.add(moved);  // parts of the move, and of its undoing, may be enqueued
       }
       if (block.state() == BlockState::moving && plan.moves[i].owner != torn) {
         block.status.go_back();
@@ -357,18 +357,18 @@ class Transfers {
     bool is_vacated = false;
   };
 
-  /// The last uses of the blocks that a plan moves, from one move on until the next of these.
+  /// Last uses that consecutive blocks of a plan have in common, so that one wait serves them all.
   struct Uses {
     std::size_t first_move = 0;
     Fence last;
   };
 
-  /// Blocks up to this size are worth being copied in the order of their addresses.
+  /// Blocks up to this size are copied in the order of their addresses: see `sort_small`.
   static constexpr std::size_t small_bytes = 64_KiB;
 
-  /// Small blocks that lie side by side get slots side by side, and both ways they are one copy.
-  /// Large blocks stay in the order in which they were chosen: the last one used may still be in
-  /// use.
+  /// Sorts small blocks by address: neighbours then get neighbouring slots, so that they can be
+  /// copied as one, out and in. Large blocks stay in the order in which they were chosen, since the
+  /// last one may still be in use.
   static void sort_small(std::vector<Departure>& departures) {
     auto const is_small = [](Departure const& d) { return d.block->bytes <= small_bytes; };
     if (std::all_of(departures.begin(), departures.end(), is_small)) {
@@ -378,8 +378,8 @@ class Transfers {
     }
   }
 
-  /// A copy to the host. Work that only reads the block may still run beside it; only whoever gets
-  /// the block's range waits for that.
+  /// Makes a request for a copy to the host. The copy waits only for writes of the block: work that
+  /// reads it may run at the same time.
   [[nodiscard]] TransferRequest request_for(BlockRecord const& block) const {
     return {.slot = block.host,
             .device = block.address,
@@ -388,8 +388,8 @@ class Transfers {
             .reservation = arena_.reservation(block.range)};
   }
 
-  /// A block stays after all. If the eviction policy has no memory for it, the others must be
-  /// settled all the same before `failure` is passed on.
+  /// Ends the transit of a block that stays after all. If the eviction policy has no memory to
+  /// track it, the exception is stored in `failure`, so that the other blocks can be settled first.
   void keep(BlockId id, std::exception_ptr& failure) noexcept {
     try {
       blocks_.cancel_swap_out(id);
@@ -398,7 +398,7 @@ class Transfers {
     }
   }
 
-  /// Wakes the threads that wait for the blocks, and passes a failure on.
+  /// Wakes the threads that wait for the blocks, and rethrows `failure` if there is one.
   void end(std::exception_ptr const& failure) {
     monitor_.notify();
     if (failure) {
@@ -406,8 +406,7 @@ class Transfers {
     }
   }
 
-  /// Enqueues what happens to a range that is given up, beside the copy: it is unmapped or
-  /// poisoned.
+  /// Enqueues what is done to a range that is given up, after the copy: it is unmapped or poisoned.
   void clear_range(Departure& departure) {
     auto const& out = streams_.out();
     std::byte* const address = departure.block->address;
@@ -423,7 +422,8 @@ class Transfers {
     }
   }
 
-  /// After a torn copy: part of it may have been enqueued, and what the slot holds is undefined.
+  /// Called when a copy failed of which a part may have been enqueued: the slot's contents are then
+  /// undefined.
   void forget_host_copy(BlockRecord& block) noexcept {
     Ticket const reached = streams_.out().mark();
     block.used.add(reached);
@@ -432,8 +432,8 @@ class Transfers {
     block.is_read_unchecked = false;
   }
 
-  /// Finds the block a slot in the host pool, if need be by giving up host copies that resident
-  /// blocks could do without. @returns false if there is none
+  /// Takes a slot in the host pool for a block, if need be by freeing slots of resident blocks.
+  /// @returns false if there is none
   bool take_host_slot(BlockRecord& block) {
     if (block.host != HostSlotId{} && !pool_.takes_bytes(block.host, block.coding)) {
       give_up_host_copy(block);
@@ -453,7 +453,7 @@ class Transfers {
         continue;
       }
       if (!std::exchange(has_asked, true) && !may_take_with_needless_ones(block)) {
-        return false;  // they would be given up for nothing
+        return false;  // even freeing all of them would not make room
       }
       if (!give_up_needless_one()) {
         return false;
@@ -462,9 +462,9 @@ class Transfers {
     return true;
   }
 
-  /// Calls `visit(block)` until it returns false for the resident blocks that have a host slot and
-  /// could do without. The first ones have nothing valid there; the others must be copied again
-  /// when they leave, if they lose it.
+  /// Calls `visit(block)`, until it returns false, for the resident blocks whose host slot could be
+  /// freed: first those whose slot is outdated, then those that must be copied again if they lose
+  /// it.
   template <class Visit>
   void each_needless_on_host(Visit visit) {
     blocks_.kept_copies().each([&](BlockId id) {
@@ -478,7 +478,7 @@ class Transfers {
       return !is_needless || visit(block) ? stays : ends_the_visit;
     });
   }
-  /// Whether the host pool might have room for a block once enough of them are given up.
+  /// Whether the host pool might have room for a block if enough of these slots were freed.
   [[nodiscard]] bool may_take_with_needless_ones(BlockRecord const& block) {
     std::size_t spare_bytes = 0;
     bool may_take = may_take_host_slot(block, 0);
@@ -491,7 +491,7 @@ class Transfers {
     }
     return may_take;
   }
-  /// Frees the host slot of the first of them. @returns false if there is none
+  /// Frees the first of these slots. @returns false if there is none
   bool give_up_needless_one() {
     bool is_given_up = false;
     each_needless_on_host([&](BlockRecord& block) {
@@ -511,8 +511,8 @@ class Transfers {
   Journal<Policies>& journal_;
   MonitorType& monitor_;
   bool poisons_;
-  // The blocks that are staged to be swapped in, and their requests in the same order. They belong
-  // to the thread that has the exclusive right.
+  // The blocks that are staged to be swapped in, and their requests in the same order. Only the
+  // thread with the exclusive right uses them.
   std::vector<Arrival> arrivals_;
   std::vector<TransferRequest> arriving_;
   std::size_t arriving_bytes_ = 0;

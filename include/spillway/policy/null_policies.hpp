@@ -59,7 +59,7 @@ class NoPrefetch {
   [[nodiscard]] std::size_t max_inflight_bytes() const noexcept { return 0; }
 };
 
-/// A recompute policy by which blocks are copied, unless no copy can be kept.
+/// A recompute policy that always prefers copies. Recipes are used only if no copy can be kept.
 struct NoRecompute {
   void on_step(double /*step_ns*/, std::size_t /*bytes*/) noexcept {}
   [[nodiscard]] bool prefers_recompute(RecomputeCosts /*costs*/) const noexcept { return false; }

@@ -18,11 +18,11 @@ namespace spillway {
 
 /// Records in which order one step of a program uses its blocks and predicts the next step from it.
 ///
-/// A block that is alive when a step begins is known again by its identity. A block that is born in
-/// a step takes the role of the recorded block of the same size whose first use is due when it is
-/// first used. A use that the record did not expect is counted as a misprediction; see
-/// `StepFollower` for which ones end the predictions. A program that never calls `begin_step` pays
-/// for one counter.
+/// A block that exists when a step begins is identified by its id. A block that is made during a
+/// step takes the role of the recorded block of the same size whose first use is expected when the
+/// new block is first used. A use that the record did not expect is counted as a misprediction;
+/// `StepFollower` says which of them end the predictions. For a program that never calls
+/// `begin_step`, only uses are counted.
 ///
 /// Units   positions count acquisitions since construction.
 /// Memory  24 bytes for each acquisition of the longest step, reused from step to step.
@@ -47,8 +47,8 @@ class BasicAccessSchedule {
   };
 
   BasicAccessSchedule() = default;
-  /// `max_step_accesses` bounds the memory of a program that never ends a step it began; a longer
-  /// step is not recorded.
+  /// @param max_step_accesses  a step with more accesses is not recorded. This bounds the memory if
+  ///                           a program begins a step and never ends it
   explicit BasicAccessSchedule(std::size_t max_step_accesses)
       : max_entries_{std::min(max_step_accesses, detail::StepRecord::max_entries)} {}
 
@@ -57,14 +57,15 @@ class BasicAccessSchedule {
   /// @cost  O(blocks alive); no allocation once the buffers have grown
   void begin_step() noexcept;
 
-  /// Notes a new block. `bytes` identifies its role in the record: round it always the same way.
+  /// Notes a new block. Roles are found by `bytes`, so the caller must always round it in the same
+  /// way.
   ///
   /// @throws std::bad_alloc, with nothing noted
   void on_create(BlockId id, std::size_t bytes);
 
-  /// Notes how many of a block's bytes a plan need not count when the block leaves and comes back.
-  /// Such numbers are measured, and no two steps would be alike: one that differs from that of the
-  /// step before by at most a sixteenth of the block is taken to be the same.
+  /// Notes how many of a block's bytes a plan need not count when the block leaves and comes back,
+  /// since a codec or a recipe saves them. These numbers are measured and fluctuate. So that steps
+  /// can be alike, a change by at most 1/16 of the block's size is ignored.
   void on_spared(BlockId id, std::uint64_t bytes) noexcept;
 
   /// Notes an acquisition and says what the record predicts of the block's next one.
@@ -83,7 +84,7 @@ class BasicAccessSchedule {
 
   void on_destroy(BlockId id) noexcept;
 
-  /// Returns what the last access did to the predictions, and forgets it. The caller asks once
+  /// Returns how the last access has changed the predictions, and resets that. To be called once
   /// after each access.
   Change take_change() noexcept { return follower_.take_change(); }
 
@@ -95,8 +96,8 @@ class BasicAccessSchedule {
   /// Steps begun since construction.
   [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
 
-  /// The next use of a block as predicted now, with `is_ahead` set: policies are told it when the
-  /// block becomes resident ahead of that use. @cost O(1)
+  /// Returns the next use of a block as predicted now, with `is_ahead` set. It is passed to
+  /// policies when the block becomes resident ahead of that use. @cost O(1)
   [[nodiscard]] Use use_of(BlockId id) const noexcept {
     return follower_.use_of(is_known(id) ? blocks_[index_of_block(id)] : detail::ScheduledBlock{},
                             position_);
@@ -109,8 +110,8 @@ class BasicAccessSchedule {
     return entry < never_entry && record().access_at(entry) == Access::write;
   }
 
-  /// Calls `visit(Upcoming const&)` for each predicted use but the next `skipped`, the soonest
-  /// first, until it returns false or one step's length has been looked at.
+  /// Calls `visit(Upcoming const&)` for the predicted uses after the next `skipped`, the soonest
+  /// first, until it returns false or the length of one step has been visited.
   template <class Visit>
   void upcoming(Visit visit, std::size_t skipped = 0) const;
 
@@ -337,7 +338,7 @@ void BasicAccessSchedule<Lazy>::open_record() {
   recording_.born_from = static_cast<std::uint32_t>(recording_.blocks.size());
 }
 
-/// Records nothing until the next step begins, which then is not predicted.
+/// Stops recording until the next step begins; that step is then not predicted.
 template <class Lazy>
 void BasicAccessSchedule<Lazy>::abandon_record() noexcept {
   is_recording_ = false;

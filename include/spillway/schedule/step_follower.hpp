@@ -35,13 +35,13 @@ struct ScheduledBlock {
 /// - The entry at the cursor. The cursor advances. This is the common case.
 /// - An entry near the cursor (`is_near`). It was used early; the cursor stays, since the entries
 ///   before it may still come. They are passed over once the program is well beyond them.
-/// - A stray: the use is missing from the record, or recorded far away. A budget of
-///   `most_tolerated` strays is tolerated; uses that match earn it back. When it is spent, the
-///   position is lost and nothing is predicted.
+/// - A stray: the use is missing from the record, or recorded far away. Up to `most_tolerated`
+///   strays are tolerated; every `matches_per_tolerated` matching uses allow one more again. When
+///   no more are tolerated, the position is lost and nothing is predicted.
 ///
-/// After a loss the follower searches: it supposes a position and compares the uses with it. It
-/// predicts again after a long streak of uses that agree. Each loss makes
-/// the streak that is needed up to twice as long.
+/// After a loss the follower searches: it assumes a position and compares the following uses with
+/// it. It predicts again after a long streak of uses that agree. Each loss makes the required
+/// streak up to twice as long.
 ///
 /// Example: the record is A B C D, and the program uses A C B X D. C is early, B moves the cursor
 /// past C as well, X is a stray, and D matches.
@@ -140,9 +140,10 @@ class BasicStepFollower {
   static constexpr std::uint32_t window = 64;                 // entries that count as near
   static constexpr std::uint32_t most_tolerated = 8;          // the largest budget of stray uses
   static constexpr std::uint32_t matches_per_tolerated = 16;  // uses that add one to the budget
-  // So many entries used one after another show where the program is.
+  // If so many entries are used one after another, the position is certain.
   static constexpr std::uint32_t sure_sequence = 8;
-  // After a loss, so many near uses in a row and so many far predictions that came true show it.
+  // After a loss, the position is certain after so many near uses in a row and so many far
+  // predictions that came true.
   static constexpr std::uint32_t first_streak = 16;
   static constexpr std::uint32_t enough_right = 8;
 

@@ -47,7 +47,7 @@ struct StepRecord {
     std::uint32_t successor = none;  ///< the block for which this one is `successor_of`
     std::uint32_t born_as = none;    ///< its rank among the births of the step before
     std::uint32_t recorded = none;   ///< the same real block in the record of the current step
-    std::uint64_t spared_bytes = 0;  ///< of `bytes`, those that the price of its return leaves out
+    std::uint64_t spared_bytes = 0;  ///< how many of `bytes` the price of its return does not count
   };
 
   std::vector<Entry> entries;

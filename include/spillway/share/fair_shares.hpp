@@ -9,13 +9,13 @@
 // Divides a device's memory among programs.
 //
 // Rule      Weighted max-min fairness (Bertsekas and Gallager, "Data Networks", 1992, section 6.5):
-//           nobody gets more than it wants while another one, who has less for its weight, wants
-//           more. What a program that does nothing wants comes last, as with the idle memory tax
-//           of Waldspurger, "Memory Resource Management in VMware ESX Server" (OSDI 2002), at a
-//           rate of 100 %.
-// Order     1. what each is promised, 2. what a program cannot go on without, 3. what those want
-//           that are at work, 4. what the others want, 5. the rest, to those that are at work, so
-//           that they can grow without asking.
+//           if a program has less than it wants, its share can be raised only by lowering that of
+//           a program that has no more for its weight. What an idle program wants comes last, as
+//           with the idle memory tax of Waldspurger, "Memory Resource Management in VMware ESX
+//           Server" (OSDI 2002), at a rate of 100 %.
+// Order     1. what each program is promised, 2. claims, without which a program cannot go on,
+//           3. what active programs want, 4. what idle programs want, 5. the rest, which goes to
+//           active programs, so that they can grow without asking.
 // Example   100 bytes; A wants 80, B wants 30, C, which is idle, wants 50, all of one weight. B
 //           gets 30, A 70 and C nothing. When A ends, B gets 30 and C 50, and the 20 that are left
 //           go to B.
@@ -25,16 +25,15 @@ namespace spillway::detail {
 /// What one program asks of a device.
 struct ShareRequest {
   std::uint64_t least_bytes = 0;    ///< promised, whatever others want
-  std::uint64_t claimed_bytes = 0;  ///< without so much a call of the program fails; 0: none does
-  std::uint64_t wanted_bytes = 0;   ///< with so much nothing would have to leave
+  std::uint64_t claimed_bytes = 0;  ///< with less a call of the program fails; 0: no claim
+  std::uint64_t wanted_bytes = 0;   ///< with this much it would not have to swap out
   double weight = 1;                ///< greater than 0
-  bool is_active = true;            ///< it is at work
+  bool is_active = true;            ///< false: it is idle
 };
 
-/// Writes to `shares`, of the same length, how many bytes each program may use. Their sum is at
-/// most `capacity_bytes`. Of promises and claims that are more, the first ones are met.
-///
-/// A few bytes stay with nobody where they cannot be divided.
+/// Writes to `shares`, which is as long as `requests`, how many bytes each program may use. The sum
+/// is at most `capacity_bytes`. If promises or claims exceed that, those of the first programs are
+/// met. A few bytes may be left over by rounding.
 ///
 /// Cost  O(n) for n programs; no allocation.
 inline void fair_shares(std::span<ShareRequest const> requests,
@@ -48,14 +47,14 @@ inline void fair_shares(std::span<ShareRequest const> requests,
   for (std::size_t i = 0; i < requests.size(); ++i) {
     std::uint64_t const claimed = requests[i].claimed_bytes;
     std::uint64_t const more = claimed - std::min(claimed, shares[i]);
-    if (more <= left) {  // less than that would be of no use
+    if (more <= left) {  // a part of a claim would be of no use
       shares[i] += more;
       left -= more;
     }
   }
 
-  // Raises the shares of the programs that `takes_part` up to `most(i)`, all of them to one level:
-  // bytes for each unit of weight. Those that have more already keep it.
+  // Raises the shares of the programs for which `takes_part(i)` is true to one common level in
+  // bytes per unit of weight, each to at most `most(i)`. Shares above the level stay as they are.
   auto const fill = [&](auto takes_part, auto most) {
     auto const share_at = [&](double level, std::size_t i) {
       std::uint64_t const top = std::max(shares[i], most(i));

@@ -25,14 +25,14 @@
 
 namespace spillway {
 
-/// A program that shares a device, as the others see it.
+/// What the other programs know about a program that shares a device.
 struct ShareMember {
-  std::int64_t process = 0;        ///< its identifier in its own container
-  std::uint64_t held_bytes = 0;    ///< it may use so much now
-  std::uint64_t fair_bytes = 0;    ///< what it is to have; the others give it up if it lacks it
-  std::uint64_t wanted_bytes = 0;  ///< with so much nothing of it would have to be away
+  std::int64_t process = 0;        ///< its process id, as seen in its own container
+  std::uint64_t held_bytes = 0;    ///< how much it may use now
+  std::uint64_t fair_bytes = 0;    ///< its fair share, which it gets once others have given it up
+  std::uint64_t wanted_bytes = 0;  ///< with this much it would not have to swap out
   double weight = 1;
-  bool is_active = true;  ///< it has leased blocks lately
+  bool is_active = true;  ///< it has leased blocks within `ShareOptions::idle_after`
 };
 
 }  // namespace spillway
@@ -41,14 +41,14 @@ namespace spillway::detail {
 
 /// The table by which programs share a device: a small file that each of them maps.
 ///
-/// The sum of what the members hold is at most the capacity, at any time: a member takes only what
-/// nobody holds, and one that holds more than its fair share gives the rest up first. There is no
-/// process in the middle.
+/// At any time the members together hold at most the capacity: a member takes only what nobody
+/// holds, and a member that holds more than its fair share first gives up the rest. There is no
+/// server process.
 ///
-/// A member ends with its process, however that ends, since the system then drops the lock that the
-/// member has on a byte of the file: an open file description lock (Linux 3.15). A forked child has
-/// the description, too, so what its parent holds is free only when both have ended. The same kind
-/// of lock makes a program alone with the table, for microseconds.
+/// Each member holds an open file description lock (Linux 3.15) on a byte of the file. When its
+/// process ends, even by a crash, the system releases the lock, and what the member held is free. A
+/// forked child shares the file description, so the lock lasts until both parent and child have
+/// ended. The whole table is locked in the same way, for some microseconds at a time.
 ///
 /// Threads  thread-safe
 template <class = Lazily>
@@ -56,30 +56,32 @@ class BasicShareTable {
  public:
   static constexpr std::size_t most_members = 64;
 
-  /// Joins the programs that share `capacity_bytes` by `file`, which is made if it is not there.
+  /// Joins the programs that share `capacity_bytes` by `file`, which is created if it does not
+  /// exist.
   ///
   /// @throws std::system_error if the file cannot be opened, locked or mapped; ContractViolation if
-  ///         it is something else, if members are there that share another capacity, if they are
-  ///         promised so much that `least_bytes` are not left, or if 64 of them are there
+  ///         it is not such a table, if its members share another capacity or are promised so much
+  ///         that `least_bytes` are not left, or if it has 64 members already
   BasicShareTable(std::string const& file,
                   std::uint64_t capacity_bytes,
                   std::uint64_t least_bytes,
                   double weight);
   BasicShareTable(BasicShareTable const&) = delete;
   BasicShareTable& operator=(BasicShareTable const&) = delete;
-  /// Leaves, but in a forked child. What the member held is free for the others.
+  /// Leaves, unless this is a forked child. What the member held is free for the others.
   ~BasicShareTable();
 
-  /// What a member is to do, as `update` says.
+  /// What `update` tells a member to do.
   struct Advice {
-    std::uint64_t held_bytes = 0;  ///< it may use so much from now on
-    /// It should give up what it holds beyond this, and then say so by `shrink`. Equal to
-    /// `held_bytes` if nobody lacks it.
+    std::uint64_t held_bytes = 0;  ///< how much the member may use from now on
+    /// The member should give up what it holds beyond this and then call `shrink`. Equal to
+    /// `held_bytes` if no other member needs it.
     std::uint64_t keep_bytes = 0;
-    std::uint64_t claimable_bytes = 0;  ///< what no other member is promised
+    std::uint64_t claimable_bytes = 0;  ///< the capacity less what other members are promised
   };
 
-  /// Tells the others what this member asks for, and takes what is free of what it lacks.
+  /// Tells the others what this member asks for, and takes as much as is free of what it lacks of
+  /// its share.
   ///
   /// @param is_firm  the claim comes before all claims that are not firm, however old these are
   /// @throws std::system_error
@@ -87,7 +89,7 @@ class BasicShareTable {
                 std::uint64_t claimed_bytes,
                 bool is_active,
                 bool is_firm = false);
-  /// Lets the claims of all others come before this member's. @throws std::system_error
+  /// Puts this member's claim behind the claims of all others. @throws std::system_error
   void requeue();
   /// Gives up what is held beyond `bytes`. @throws std::system_error
   void shrink(std::uint64_t bytes);
@@ -104,22 +106,22 @@ class BasicShareTable {
     std::int64_t process;
     std::uint64_t least_bytes;
     std::uint64_t claimed_bytes;
-    std::uint64_t claim;  // its number; earlier claims have smaller ones
+    std::uint64_t claim;  // number of its claim; earlier claims have smaller numbers
     std::uint64_t is_firm;
     std::uint64_t wanted_bytes;
     std::uint64_t held_bytes;
     double weight;
     std::uint64_t is_active;
   };
-  /// What lies in the file, which is all zeros when it is made.
+  /// The contents of the file, which are all zeros when it is created.
   struct Layout {
     std::uint64_t kind;
     std::uint64_t capacity_bytes;
-    std::uint64_t claims;  // so far
+    std::uint64_t claims;  // number of claims so far
     std::array<Slot, most_members> slots;
   };
   static constexpr std::uint64_t kind = 0x3261'7265'6873'7773;  // "swshare2"
-  static constexpr off_t table_byte = 0;                        // whoever locks it has the table
+  static constexpr off_t table_byte = 0;                        // its lock guards the whole table
   [[nodiscard]] static off_t byte_of(std::size_t slot) noexcept {
     return 1 + static_cast<off_t>(slot);
   }
@@ -367,7 +369,7 @@ typename BasicShareTable<Lazy>::Advice BasicShareTable<Lazy>::update(std::uint64
   std::uint64_t lacking_bytes = 0;
   for (std::size_t i = 0; i < most_members; ++i) {
     std::uint64_t const lacks = shares_[i] - std::min(shares_[i], slots[i].held_bytes);
-    // What a program wants changes all the time; little of it is not worth another one's copies.
+    // Needs change all the time. A small lack is not worth the copies of those who give up memory.
     lacking_bytes += lacks > shares_[i] / 64 ? lacks : 0;
   }
   lacking_bytes -= std::min(lacking_bytes, free_bytes);

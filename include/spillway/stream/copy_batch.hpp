@@ -11,7 +11,7 @@
 
 namespace spillway::detail {
 
-/// A list of copies that are enqueued together, in one call of a device that takes batches.
+/// Collects copies and enqueues them together, in one call if the device takes batches.
 ///
 /// `HostTransfers` fills one for each batch of transfers, `enqueue_moves` one for each batch of
 /// moves.
@@ -20,8 +20,9 @@ namespace spillway::detail {
 template <class = Lazily>
 class BasicCopyBatch {
  public:
-  /// Adds a copy; nothing orders it against the others. `may_join` says that its ranges lie in the
-  /// same two reservations as those of the copy added before: if they touch, both become one copy.
+  /// Adds a copy, which may run in any order with the others. `may_join` says that its two ranges
+  /// are in the same reservations as those of the copy added before; if both are adjacent, the two
+  /// copies become one.
   ///
   /// @throws std::bad_alloc, with nothing added
   void add(std::byte* to, std::byte const* from, std::size_t bytes, bool may_join) {
@@ -41,9 +42,9 @@ class BasicCopyBatch {
     }
   }
 
-  /// Enqueues the copies, one by one where the device takes no batches.
+  /// Enqueues the copies, one by one if the device does not take batches.
   ///
-  /// @throws  DeviceError. Nothing was enqueued if there is only one copy; else any may have been
+  /// @throws  DeviceError. A single copy was not enqueued then; of several any may have been
   template <DeviceApi Device>
   void enqueue(Device& device, CopyKind kind, typename Device::stream_type stream) const {
     if constexpr (BatchCopyApi<Device>) {

@@ -10,7 +10,8 @@ namespace spillway::detail {
 /// A stream that the library creates for itself and destroys with this object, such as a copy
 /// stream of the pager.
 ///
-/// Points marked on it stay valid afterwards: the `StreamOrder` records an event that covers them.
+/// Tickets of the stream stay valid after it is destroyed, since the `StreamOrder` records an event
+/// that covers them.
 ///
 /// Threads  thread-safe.
 template <DeviceApi Device>
@@ -42,7 +43,7 @@ class OwnedStream {
 
   [[nodiscard]] stream_type handle() const noexcept { return handle_; }
   [[nodiscard]] StreamIndex index() const noexcept { return index_; }
-  /// A ticket for everything enqueued here so far.
+  /// Returns a ticket for all work enqueued on this stream so far.
   [[nodiscard]] Ticket mark() const noexcept { return order_->mark(index_); }
 
  private:

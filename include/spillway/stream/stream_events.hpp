@@ -13,7 +13,7 @@
 
 namespace spillway::detail {
 
-/// Numbers the points on one stream: all points between two recorded events share one number.
+/// Assigns numbers to the points on one stream: all points between two recorded events share one.
 ///
 /// An event covers everything enqueued before it. Two points without an event between them are
 /// therefore waited for by the same event, and need no numbers of their own. `StreamOrder` has one
@@ -22,11 +22,11 @@ namespace spillway::detail {
 /// Threads  thread-safe.
 class StreamEpoch {
  public:
-  /// Starts with number `first`; smaller numbers stand for no points. Must not run at the same time
-  /// as other calls.
+  /// Starts with number `first`; no point has a smaller one. Must not be called concurrently with
+  /// other functions.
   void start(std::uint64_t first) noexcept { state_ = 2 * first; }
 
-  /// The number of a point that stands for all work enqueued so far. @cost one load, mostly
+  /// Returns the number of a point that stands for all work enqueued so far. @cost usually one load
   [[nodiscard]] std::uint64_t mark() noexcept {
     std::uint64_t now = state_.load();
     if (now % 2 == 0) {
@@ -35,7 +35,7 @@ class StreamEpoch {
     return now / 2;
   }
 
-  /// No point marked so far has a greater number.
+  /// Returns the greatest number of a point marked so far, or a greater one.
   [[nodiscard]] std::uint64_t last() const noexcept {
     std::uint64_t const now = state_.load();
     return now % 2 == 0 ? now / 2 - 1 : now / 2;
@@ -61,11 +61,11 @@ class StreamEpoch {
   std::atomic<std::uint64_t> state_{0};  // twice the number, plus 1 once a point has it
 };
 
-/// An event of a device, and the points of a stream that it stands for now.
+/// An event of a device, with the points of a stream that it covers now.
 template <class Event>
 struct StreamEvent {
   Event handle{};
-  std::uint64_t covers = 0;  // every ticket of the stream up to this sequence number
+  std::uint64_t covers = 0;  // all points of the stream up to this sequence number
   std::uint32_t users = 0;   // threads that have claimed it and not released it yet
   bool is_listed = false;    // still in its stream's list
 };
@@ -149,7 +149,7 @@ class RecordedEvents {
     return !listed_.empty() && listed_.back()->covers >= sequence;
   }
 
-  /// The earliest event that covers the point, or null.
+  /// Returns the earliest event that covers the point, or null. The caller must release it.
   [[nodiscard]] stream_event* try_claim(std::uint64_t sequence) noexcept {
     auto const found = std::lower_bound(
         listed_.begin(),

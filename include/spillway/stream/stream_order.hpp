@@ -20,8 +20,8 @@
 
 namespace spillway {
 
-/// Keeps the order of work on streams: marks points, and makes one stream wait for another's
-/// points.
+/// Orders the work of several streams: marks points on streams, and makes one stream wait for the
+/// points of another.
 ///
 /// Marking a point is one load and no device call. Points without an event recorded between them
 /// are one point, since a wait for one of them is a wait for all. An event is recorded only if
@@ -47,11 +47,12 @@ class StreamOrder {
   StreamOrder(StreamOrder const&) = delete;
   StreamOrder& operator=(StreamOrder const&) = delete;
 
-  /// The index of `stream`, which is assigned at its first use. If all indices are taken, it waits
-  /// on the host until the work of the stream that was retired first has finished.
+  /// Returns the index of `stream`, which is assigned at its first use. If all indices are taken,
+  /// waits on the host until the work of the stream that was retired first has finished.
   ///
-  /// @throws ContractViolation when more than `max_streams` - 1 streams are in use at once, and for
-  ///         a handle that means another stream in every thread; DeviceError
+  /// @throws ContractViolation if more than `max_streams` - 1 streams are in use at once, and for a
+  ///         handle that stands for another stream in each thread (`PerThreadStreamApi`);
+  ///         DeviceError
   [[nodiscard]] StreamIndex index_of(stream_type stream) {
     bool has_waited = false;
     return index_of(stream, has_waited);
@@ -59,8 +60,8 @@ class StreamOrder {
   /// The same. Sets `has_waited` to true if it had to wait.
   [[nodiscard]] StreamIndex index_of(stream_type stream, bool& has_waited);
 
-  /// A ticket for all work enqueued on `stream` so far; none where that has happened already, as on
-  /// streams that stand for the caller. No device call.
+  /// Returns a ticket for all work enqueued on `stream` so far; an empty one for a stream whose
+  /// work has finished when it is enqueued (`CallerStreamApi`). Makes no device call.
   [[nodiscard]] Ticket mark(StreamIndex stream) noexcept;
 
   /// True if work enqueued on `stream` from now on runs after `fence` without a further wait.
@@ -68,8 +69,9 @@ class StreamOrder {
   /// Never asks the device, so false may only mean that the device has not been asked yet.
   [[nodiscard]] bool is_ordered(Fence const& fence, StreamIndex stream) const noexcept;
 
-  /// Whether the points of `fence` can have been marked here. False for most fences of another
-  /// object; a wait for one of these would make later waits for points of this one seem done.
+  /// Returns whether the points of `fence` can have been marked by this object: false for most
+  /// fences of another one. Waiting for a fence of another object would corrupt what is known about
+  /// waits.
   [[nodiscard]] bool has_marked(Fence const& fence) const noexcept {
     std::scoped_lock const lock{mutex_};
     auto const is_known = [this](Ticket ticket) {
@@ -88,8 +90,8 @@ class StreamOrder {
   ///          failure stay, which is harmless
   void wait(StreamIndex stream, Fence const& fence);
 
-  /// Makes later work on `stream` run after everything that has been enqueued on every stream named
-  /// here. What is being captured into a graph is not enqueued, and is not waited for.
+  /// Makes later work on `stream` run after everything that has been enqueued on every stream that
+  /// is known here. Work that is being captured into a graph is not enqueued and not waited for.
   ///
   /// @stream, @throws  as `wait`
   void wait_for_all(StreamIndex stream);
@@ -126,7 +128,7 @@ class StreamOrder {
     detail::RecordedEvents<Device> events;
     std::atomic<std::uint32_t> recorders{0};  // threads that are recording an event here
     bool is_retired = false;
-    bool is_caller = false;  // its work has happened when it is enqueued
+    bool is_caller = false;  // its work has finished when it is enqueued
   };
 
   /// An event that a thread is about to wait for. It is not recycled while the claim lives. A claim
@@ -249,8 +251,8 @@ StreamIndex StreamOrder<Device>::assign(StreamIndex index, stream_type stream) {
   return index;
 }
 
-/// The last point of a retired stream whose work has all finished, or none. If no index is left, it
-/// waits for one. Another thread may take that stream's index before the caller does.
+/// Returns the last point of a retired stream whose work has all finished, or none. If no index is
+/// left, waits for such a stream. Another thread may take its index before the caller does.
 template <DeviceApi Device>
 Ticket StreamOrder<Device>::vacant_point(bool& has_waited) {
   std::vector<Ticket> retired;
@@ -363,7 +365,7 @@ void StreamOrder<Device>::wait(StreamIndex stream, Fence const& fence) {
   }
 }
 
-/// The point that stands for all work enqueued on `stream` so far.
+/// Returns the number of a point that stands for all work enqueued on `stream` so far.
 template <DeviceApi Device>
 std::uint64_t StreamOrder<Device>::last_enqueued(Stream& stream) {
   {

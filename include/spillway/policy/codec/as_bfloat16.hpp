@@ -20,7 +20,7 @@ namespace spillway {
 
 namespace detail {
 
-/// The bits of a float32 without sign: those of NaNs are larger than an infinity's.
+/// The bits of a float32 infinity without sign. Those of NaNs are larger numbers.
 inline constexpr std::uint32_t float32_infinity = 0x7F800000;
 
 /// The bits of the bfloat16 that is nearest to a float32, ties to even. A NaN stays one.
@@ -45,7 +45,7 @@ struct AsBfloat16 {
   static constexpr bool is_lossless = false;
 
   [[nodiscard]] static constexpr std::string_view name() noexcept { return "bfloat16"; }
-  /// Exact. Bytes behind the last whole float32 are kept.
+  /// This is the exact size. Bytes after the last whole float32 are stored unchanged.
   [[nodiscard]] static constexpr std::size_t worst_bytes(std::size_t bytes) noexcept {
     return bytes / 4 * 2 + bytes % 4;
   }

@@ -22,12 +22,13 @@
 
 namespace spillway {
 
-/// A lossless codec for float32 and bfloat16, for the file and for pageable memory, where bytes
-/// are dearer than processor time. No block has it by default.
+/// A lossless codec for float32 and bfloat16. It suits the file tier and pageable memory, where
+/// transfers cost more than processor time. No block has it by default.
 ///
-/// Of each four bytes the first ones are compressed together, the second ones, and so on. A plane
-/// of exponents becomes much smaller; one of low bits of mantissas hardly does and is then kept.
-/// Four bytes are one float32 or two bfloat16. What is not a multiple of four is kept, too.
+/// It divides the bytes into four planes: the first bytes of all groups of four, the second bytes,
+/// and so on. Each plane is compressed by itself. A plane of exponents becomes much smaller; one of
+/// low mantissa bits hardly does and is then stored unchanged. A group is one float32 or two
+/// bfloat16. Bytes after the last whole group are stored unchanged, too.
 ///
 /// A `Compressor` has `name()`, `compress(from, to)`, which returns the bytes written or 0 if `to`
 /// has no room for them, and `decompress(from, to)`, which returns whether it has filled `to`.
@@ -40,7 +41,7 @@ class BytePlanes {
   BytePlanes() : scratch_{std::make_unique<std::byte[]>(plane_count * most_plane_bytes)} {}
 
   [[nodiscard]] static constexpr std::string_view name() noexcept { return Compressor::name(); }
-  /// All planes are kept, with four lengths for each 64 KiB.
+  /// In the worst case all planes are stored unchanged, with four lengths for each 64 KiB.
   [[nodiscard]] static constexpr std::size_t worst_bytes(std::size_t bytes) noexcept {
     return bytes + (bytes + most_bytes - 1) / most_bytes * sizeof(Lengths);
   }
@@ -163,7 +164,7 @@ class BytePlanes {
 
 #if defined(SPILLWAY_WITH_ZSTD)
 
-/// For `BytePlanes`: Zstandard, at its fastest level of those that are not meant for speed alone.
+/// A compressor for `BytePlanes`: Zstandard at level 1, its fastest regular level.
 class Zstd {
  public:
   /// @throws std::bad_alloc
@@ -203,8 +204,8 @@ static_assert(Codec<BytePlanes<Zstd>>);
 
 #if defined(SPILLWAY_WITH_LZ4)
 
-/// For `BytePlanes`: LZ4, which is faster than Zstandard, in particular back, and finds repeated
-/// bytes only.
+/// A compressor for `BytePlanes`: LZ4, which is faster than Zstandard, in particular when it
+/// decompresses, and compresses repeated byte sequences only.
 class Lz4 {
  public:
   /// @throws std::bad_alloc

@@ -10,8 +10,8 @@
 
 namespace spillway {
 
-/// The codec that changes nothing, which every block has until another one is chosen. The pool then
-/// copies its bytes and calls no codec at all.
+/// The codec that changes nothing. Every block has it until another one is chosen. The pool copies
+/// the bytes of such blocks and never calls this codec.
 struct Identity {
   static constexpr bool is_lossless = true;
   static constexpr bool is_identity = true;

@@ -9,13 +9,14 @@
 #include <cstddef>
 #include <cstdint>
 
-// How kernels of a `StreamCodec` see a slot of pinned memory, and what is common to them.
+// The format of a slot of pinned memory that the kernels of a `StreamCodec` write and read, and
+// functions that these kernels have in common.
 //
-// Slot      It begins with a `SlotHeader` and a `SlotEntry` for each part of the block, which says
-//           where the part is. Parts follow each other, each at a multiple of 16 bytes: a slot is
-//           read and written 16 bytes at a time, as the link wants it. A format says what the parts
-//           are: a block has `Format::parts_of(bytes)` of them, and one is
-//           `Format::raw_bytes(part, bytes)` long before it is encoded.
+// Slot      It begins with a `SlotHeader`, followed by a `SlotEntry` for each part of the block,
+//           which says where the encoded part is. The parts follow, each at a multiple of 16 bytes,
+//           since the link is fast only if 16 bytes are read or written at a time. A `Format` says
+//           what the parts are: a block of `bytes` bytes has `Format::parts_of(bytes)` parts, and
+//           part `part` has `Format::raw_bytes(part, bytes)` bytes before it is encoded.
 //
 // core/kernel.hpp says what a kernel and a team are.
 
@@ -32,18 +33,18 @@ struct alignas(16) SlotHeader {
 
   std::uint64_t mark;
   std::uint64_t raw_bytes;
-  std::uint64_t stored_bytes;  // of all of the slot
-  std::uint64_t is_damaged;    // a kernel found something else than what is written here
+  std::uint64_t stored_bytes;  // of the whole slot
+  std::uint64_t is_damaged;    // set by a kernel that could not decode the slot
 };
 
-/// Where a part is.
+/// Where an encoded part is in the slot.
 struct alignas(16) SlotEntry {
   std::uint64_t at;
   std::uint32_t stored_bytes;
-  std::uint32_t checksum;  // of the part, where its decoder trusts what it reads
+  std::uint32_t checksum;  // of the encoded part, if the decoder needs valid input
 };
 
-/// Where the first of so many parts is.
+/// Returns the offset of the first part, if there are `parts` of them.
 [[nodiscard]] SPILLWAY_HOST_DEVICE constexpr std::uint64_t first_part_at(std::uint64_t parts) {
   return sizeof(SlotHeader) + parts * sizeof(SlotEntry);
 }
@@ -64,13 +65,14 @@ struct alignas(16) SlotEntry {
 /// The pieces of a slot, by value, as an argument of a kernel.
 class KernelSlot {
  public:
-  /// `memory`: where the device finds the next piece.
+  /// Appends a piece of the slot; `memory` is its address on the device.
   void add(std::byte* memory, std::size_t bytes) noexcept {
     end_ += bytes;
     pieces_[count_++] = {memory, end_};
   }
   [[nodiscard]] SPILLWAY_HOST_DEVICE std::uint64_t bytes() const { return end_; }
-  /// The bytes from `offset` on, as many as a `SlotUnit` has at least: no piece ends within one.
+  /// Returns the address of `offset`. At least one `SlotUnit` is contiguous there, since pieces
+  /// consist of whole units.
   [[nodiscard]] SPILLWAY_HOST_DEVICE std::byte* at(std::uint64_t offset) const {
     unsigned piece = 0;
     while (offset >= pieces_[piece].end) {
@@ -106,8 +108,9 @@ struct TeamSums {
   std::uint64_t values[team_size];
 };
 
-/// Says in the entries of `parts` parts from `first` on where they are, one behind the other from
-/// `at` on. `stored_bytes(i)` is how long the i-th of them is. @returns where the last one ends
+/// Writes the entries of `parts` parts from `first` on, which are placed one after the other from
+/// offset `at` on. `stored_bytes(i)` is the length of the i-th of them. @returns the end of the
+/// last
 template <class Team, class StoredBytes>
 SPILLWAY_KERNEL std::uint64_t place_parts(Team const& team,
                                           TeamSums& sums,
@@ -133,7 +136,8 @@ SPILLWAY_KERNEL std::uint64_t place_parts(Team const& team,
   return at;
 }
 
-/// Where a part is, and how long. It is not sound if there is no such part within the slot.
+/// The result of looking up a part: where it is, and how long. `is_sound` is false if the entry
+/// does not describe a part within the slot.
 struct FoundPart {
   std::uint64_t at = 0;
   unsigned stored_bytes = 0;
@@ -142,8 +146,8 @@ struct FoundPart {
   bool is_sound = false;
 };
 
-/// Looks up a part of a block of which the first `bytes` bytes are to be read. Trusts nothing of
-/// what the slot says.
+/// Looks up a part of a block of which the first `bytes` bytes are to be read. Checks all that it
+/// reads from the slot.
 template <class Format>
 [[nodiscard]] SPILLWAY_KERNEL FoundPart find_part(KernelSlot const& slot,
                                                   std::uint64_t bytes,
@@ -152,7 +156,7 @@ template <class Format>
     return {};
   }
   SlotHeader const header = slot.header();
-  // The third of these keeps the sum in the last one from overflowing.
+  // The third condition keeps the sum in the last one from overflowing.
   bool const is_known =
       header.mark == SlotHeader::known_mark && header.raw_bytes >= bytes &&
       header.raw_bytes / Format::most_raw_bytes <= slot.bytes() / sizeof(SlotEntry) &&
@@ -193,8 +197,9 @@ SPILLWAY_KERNEL void read_from_slot(
   });
 }
 
-/// A checksum of bytes in whole units, which begins at `seed`. One word that is another one is
-/// always found; other damage is not with a probability of 2^-32. `memory` is aligned to units.
+/// Returns a checksum of bytes in whole units, which begins with `seed`. A single wrong word is
+/// always detected; other damage is missed with a probability of 2^-32. `memory` is aligned to
+/// units.
 ///
 /// Source: the sum of the words, each with its position and mixed by the last step of MurmurHash3
 /// (A. Appleby, public domain). The order in which threads add up does not matter.
@@ -218,7 +223,7 @@ template <class Team>
   return seed + static_cast<std::uint32_t>(team.exclusive_scan(sums.values));
 }
 
-/// Says in the slot that it cannot be read, where there is room to say so.
+/// Marks the slot as damaged, if it has room for a header.
 template <class Team>
 SPILLWAY_KERNEL void note_damage(Team const& team, KernelSlot const& slot) {
   once(team, [&] {

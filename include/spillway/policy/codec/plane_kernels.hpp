@@ -11,24 +11,25 @@
 #include <cstdint>
 #include <span>
 
-// How a device encodes a block into a slot of pinned memory, and decodes it, by a compressor that
-// takes a batch of buffers of device memory, as nvCOMP's do. kernel_slot.hpp says what a slot is,
-// core/kernel.hpp what a kernel and a team are.
+// Encodes blocks on a device into slots of pinned memory, and decodes them, with a compressor that
+// works on batches of buffers in device memory, as those of nvCOMP do. kernel_slot.hpp describes
+// slots, core/kernel.hpp kernels and teams.
 //
-// Planes      As `BytePlanes` does, of each four bytes the first ones are compressed together, the
-//             second ones, and so on. 64 KiB of a block are four planes of 16 KiB, which are the
-//             parts in the slot. A last part is filled up with zeros. A plane that does not become
-//             shorter is kept as it is.
-// Checksums   A compressor may trust what it unpacks: nvCOMP's read and write anywhere if it is not
-//             what they have made. It gets what has the checksum of its entry only.
-// Batches     A block goes through the scratch memory batch by batch: it is split into planes,
-//             these are compressed, and what has become of them is placed and written into the
-//             slot. The other way round planes are fetched, decompressed and joined.
-// Compressor  `C::most_planes` is how many planes it gets at once, a multiple of four.
-//             `C::most_packed_bytes(n)` is the most that `n` bytes become, `C::work_bytes(planes)`
-//             the memory that a batch needs besides. `C::compress(launch, batch, work)` and
-//             `C::decompress(launch, batch, work)` enqueue what makes of each source of a
-//             `PlaneBatch` its target.
+// Planes      As in `BytePlanes`, the first bytes of all groups of four bytes are compressed
+//             together, then the second ones, and so on. 64 KiB of a block are four planes of
+//             16 KiB, which are the parts in the slot. The last planes are padded with zeros. A
+//             plane that does not become shorter is stored unchanged.
+// Checksums   A compressor may rely on its input when it decompresses: those of nvCOMP may access
+//             any address if the input was not made by them. So a plane is decompressed only if its
+//             checksum matches that in its entry.
+// Batches     A block is processed in batches that fit into the scratch memory: it is split into
+//             planes, these are compressed, placed, and written into the slot. For decoding, planes
+//             are fetched from the slot, decompressed and joined.
+// Compressor  `C::most_planes` is the most planes in a batch, a multiple of four.
+//             `C::most_packed_bytes(n)` is the most bytes to which `n` bytes can be compressed,
+//             `C::work_bytes(planes)` the working memory for a batch.
+//             `C::compress(launch, batch, work)` and `C::decompress(launch, batch, work)` enqueue
+//             work that writes the target of each source in a `PlaneBatch`.
 
 namespace spillway::detail {
 
@@ -57,7 +58,8 @@ struct PlaneFormat {
   }
 };
 
-/// The most that a slot needs for a block, if no plane becomes longer than it is.
+/// Returns the most room that a block needs in a slot, if no encoded plane is longer than the
+/// plane.
 [[nodiscard]] constexpr std::size_t most_planed_bytes(std::size_t bytes) noexcept {
   std::uint64_t const parts = PlaneFormat::parts_of(bytes);
   std::uint64_t const last = parts == 0 ? 0 : in_units(PlaneFormat::raw_bytes(parts - 1, bytes));
@@ -66,25 +68,25 @@ struct PlaneFormat {
                                   (whole == bytes ? 0 : planes_of_word * last));
 }
 
-/// Buffers of device memory that a compressor works on, and what it says of each. All arrays are
-/// of device memory, too, and have an element for each buffer.
+/// A batch of buffers in device memory that a compressor works on, with its results. All arrays are
+/// in device memory, too, and have one element for each buffer.
 struct PlaneBatch {
   static constexpr int success = 0;
 
   void** from;
   std::size_t* from_bytes;
   void** to;
-  std::size_t* to_bytes;    // there is room for
-  std::size_t* done_bytes;  // were written
+  std::size_t* to_bytes;    // room in each target
+  std::size_t* done_bytes;  // bytes written to each target
   int* statuses;
   unsigned count;
 };
 
-/// Scratch memory, by value, as an argument of a kernel: planes as they are, planes that are
-/// packed, and a batch of which the last element is not a plane of the block.
+/// The scratch memory, passed to kernels by value: plain planes, packed planes, and a batch, whose
+/// last element is a spare one and not a plane of the block.
 ///
-/// What is to be decompressed must be what the compressor has made. For a plane that was kept the
-/// spare element stands in: a few zeros that the same stream has compressed.
+/// A decompressor must get only what the compressor has made. For a plane that was stored unchanged
+/// it gets the spare element instead: a few zeros that were compressed on the same stream.
 struct PlaneScratch {
   static constexpr unsigned spare_bytes = 256;
   static constexpr std::size_t alignment_bytes = 256;
@@ -110,15 +112,15 @@ struct PlaneScratch {
   std::byte* packed;
   std::size_t packed_bytes;  // room for each
   PlaneBatch batch;
-  unsigned spare;  // the last element
+  unsigned spare;  // index of the spare element, the last one
 };
 
-/// Cuts scratch memory into arrays.
+/// Divides scratch memory into arrays, or only counts how much they need.
 class ScratchLayout {
  public:
   explicit ScratchLayout(std::byte* memory) noexcept : memory_{memory} {}
 
-  /// `count` elements, or null if there is no memory and it is only to be counted.
+  /// Returns an array of `count` elements; null if there is no memory and only the size is counted.
   template <class T>
   [[nodiscard]] T* take(std::size_t count) noexcept {
     T* const taken = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + bytes_);
@@ -132,7 +134,7 @@ class ScratchLayout {
   std::size_t bytes_ = 0;
 };
 
-/// Makes planes of 64 KiB of a block, and a batch that packs them.
+/// Kernel: splits 64 KiB of a block into planes, and fills in the batch that packs them.
 struct SplitPlanes {
   using Memory = NoMemory;
 
@@ -186,7 +188,8 @@ struct SplitPlanes {
   }
 };
 
-/// Decides which planes of a batch are kept, and says in the slot where they are. For one team.
+/// Kernel for one team: decides which planes of a batch are stored unchanged, and writes the slot's
+/// entries for all planes of the batch.
 struct PlacePlanes {
   using Memory = TeamSums;
 
@@ -212,7 +215,7 @@ struct PlacePlanes {
   PlaneScratch scratch;
 };
 
-/// The checksum of a plane as it is stored. How long it is, packed and unpacked, is a part of it.
+/// Returns the checksum of a plane as it is stored, which also covers its packed and plain length.
 template <class Team>
 [[nodiscard]] SPILLWAY_KERNEL std::uint32_t checksum_of_plane(Team const& team,
                                                               TeamSums& sums,
@@ -241,7 +244,7 @@ struct WritePlanes {
   PlaneScratch scratch;
 };
 
-/// Makes the spare element of the batch. For one team.
+/// Kernel for one team: makes the spare element of the batch.
 struct MakeSpare {
   using Memory = NoMemory;
 
@@ -264,7 +267,7 @@ struct MakeSpare {
   PlaneScratch scratch;
 };
 
-/// Gets planes from the slot, and makes a batch that unpacks those that are packed.
+/// Kernel: copies planes from the slot, and fills in the batch that unpacks those that are packed.
 struct FetchPlanes {
   using Memory = TeamSums;
 
@@ -299,7 +302,7 @@ struct FetchPlanes {
   PlaneScratch scratch;
 };
 
-/// Makes 64 KiB of a block of their planes, the first `bytes` bytes of it at most.
+/// Kernel: joins planes to 64 KiB of a block, but writes at most its first `bytes` bytes.
 struct JoinPlanes {
   using Memory = NoMemory;
 
@@ -356,13 +359,13 @@ struct JoinPlanes {
   }
 };
 
-/// The memory in which a compressor works.
+/// Encodes and decodes blocks with a compressor, in scratch memory that the caller provides.
 template <class Compressor>
 class PlaneCodec {
  public:
   [[nodiscard]] static std::size_t scratch_bytes() { return PlaneCodec{nullptr}.layout_.bytes(); }
 
-  /// Enqueues what encodes a block. `scratch` has `scratch_bytes()`.
+  /// Enqueues the work that encodes a block. `scratch` has `scratch_bytes()`.
   template <class Launch>
   static void encode(Launch const& launch,
                      std::span<std::byte const> from,
@@ -381,7 +384,7 @@ class PlaneCodec {
       launch(WritePlanes{slot, plane, codec.scratch_}, planes);
     });
   }
-  /// Enqueues what decodes the front of one.
+  /// Enqueues the work that decodes the front of a block.
   template <class Launch>
   static void decode(Launch const& launch,
                      KernelSlot const& slot,

@@ -10,14 +10,15 @@
 #include <cstdint>
 #include <span>
 
-// How a device encodes a block into a slot of pinned memory, and decodes it, where what encodes a
-// part of it needs no memory but what a team of threads shares. kernel_slot.hpp says what a slot
-// is, core/kernel.hpp what a kernel and a team are.
+// Encodes blocks on a device into slots of pinned memory, and decodes them, by codecs that need no
+// memory except the shared memory of a team. kernel_slot.hpp describes slots, core/kernel.hpp
+// kernels and teams.
 //
-// Stripes   The parts of a block are stripes of 16 KiB. A team encodes a stripe in its memory and
-//           moves it to the slot.
-// Kernels   Encoding takes three, since where a stripe goes depends on how long those before it
-//           are: `MeasureStripes`, `PlaceStripes`, `WriteStripes`. Decoding takes `ReadStripes`.
+// Stripes   The parts of a block are stripes of 16 KiB. A team encodes a stripe in its shared
+//           memory and copies it to the slot.
+// Kernels   Encoding takes three kernels, since the place of a stripe depends on the lengths of
+//           those before it: `MeasureStripes`, `PlaceStripes`, `WriteStripes`. Decoding takes one,
+//           `ReadStripes`.
 
 namespace spillway::detail {
 
@@ -39,7 +40,8 @@ struct StripeFormat {
   }
 };
 
-/// The most that a slot needs for a block, if no stripe becomes longer than it is.
+/// Returns the most room that a block needs in a slot, if no encoded stripe is longer than the
+/// stripe.
 [[nodiscard]] constexpr std::size_t most_striped_bytes(std::size_t bytes) noexcept {
   return static_cast<std::size_t>(first_part_at(StripeFormat::parts_of(bytes)) + in_units(bytes));
 }
@@ -88,7 +90,7 @@ struct ZeroBitmapStripe {
     return 4 * (map_words + count);
   }
 
-  /// Unpacks `stored` bytes into raw words. @returns false if those cannot be so many `bytes`
+  /// Unpacks `stored` bytes into raw words. @returns false if they do not encode `bytes` bytes
   template <class Team>
   SPILLWAY_KERNEL static bool
   unpack(Team const& team, StripeMemory& memory, unsigned stored, unsigned bytes) {
@@ -132,7 +134,7 @@ struct Bfloat16Stripe {
     team.each([&](unsigned thread) {
       for (unsigned word = 2 * thread; word < words; word += 2 * Team::size) {
         std::uint32_t const low = bfloat16_bits(memory.raw[word]);
-        // A last float32 that has none beside it has the bytes that are kept instead.
+        // If the last float32 has no partner, the bytes that are kept take its place.
         std::uint32_t const high =
             word + 1 < words ? bfloat16_bits(memory.raw[word + 1]) : kept(memory, bytes);
         memory.packed[word / 2] = low | high << 16U;
@@ -205,7 +207,7 @@ struct StripeWork {
     return reinterpret_cast<std::uintptr_t>(p) % 4 == 0;
   }
 
-  /// Bytes behind the last whole word are the low ones of a word more.
+  /// Bytes after the last whole word become the low bytes of one more word.
   template <class Team>
   SPILLWAY_KERNEL static void
   load(Team const& team, StripeMemory& memory, std::byte const* from, unsigned bytes) {
@@ -256,7 +258,7 @@ struct MeasureStripes {
   KernelSlot slot;
 };
 
-/// For one team.
+/// Kernel for one team: writes the slot's header and the entries of all stripes.
 struct PlaceStripes {
   using Memory = TeamSums;
 
@@ -290,7 +292,7 @@ struct WriteStripes {
   KernelSlot slot;
 };
 
-/// Writes the first `bytes` bytes of a block.
+/// Kernel: decodes the first `bytes` bytes of a block.
 template <class Stripe>
 struct ReadStripes {
   using Memory = StripeMemory;
@@ -318,7 +320,7 @@ struct ReadStripes {
   std::uint64_t bytes;
 };
 
-/// Enqueues what encodes a block.
+/// Enqueues the kernels that encode a block.
 template <class Stripe, class Launch>
 void encode_stripes(Launch const& launch, std::span<std::byte const> from, KernelSlot const& slot) {
   std::uint64_t const stripes = StripeFormat::parts_of(from.size());
@@ -330,7 +332,7 @@ void encode_stripes(Launch const& launch, std::span<std::byte const> from, Kerne
     launch(WriteStripes<Stripe>{from.data(), from.size(), slot}, stripes);
   }
 }
-/// Enqueues what decodes the front of one.
+/// Enqueues the kernel that decodes the front of a block.
 template <class Stripe, class Launch>
 void decode_stripes(Launch const& launch, KernelSlot const& slot, std::span<std::byte> to) {
   if (!to.empty()) {

@@ -49,8 +49,9 @@ struct PackShuffles {
 }  // namespace detail
 #endif
 
-/// A lossless codec for 32-bit elements of which many are 0, such as activations after ReLU: a
-/// bitmap says which are not, and those follow it. A -0.0 is not 0 and stays what it is.
+/// A lossless codec for 32-bit elements of which many are 0, such as activations after ReLU: it
+/// stores a bitmap of which elements are not 0, and then these elements. A -0.0 counts as not 0 and
+/// is preserved.
 ///
 /// After Rhu et al., Compressing DMA Engine (HPCA 2018). With a share `z` of zeros, n bytes become
 /// n (1 - z + 1/32). Where that is more than n, the pool keeps the bytes as they are.
@@ -140,7 +141,8 @@ class ZeroBitmap {
     return (bytes / element_bytes + 63) / 64 * word_bytes;
   }
 
-  /// Whether as many elements follow the bitmap as it has bits, none of them behind the last.
+  /// Whether as many elements follow the bitmap as it has bits set, and no bit is set after the
+  /// last element.
   [[nodiscard]] static bool
   matches(std::byte const* map, std::size_t elements, std::size_t stored_bytes) noexcept {
     std::size_t count = 0;

@@ -16,9 +16,9 @@
 
 namespace spillway::detail {
 
-/// Finds plans that bring far-off gaps together by exchanging blocks, for when hardly more is free
-/// than is asked for. `SlidingCompaction` searches with it, once for each object, when vacating a
-/// window is dear.
+/// Finds plans that join gaps that are far apart by exchanging blocks. This is useful if hardly
+/// more is free than is asked for. `SlidingCompaction` uses it if vacating a window would cost
+/// much.
 ///
 /// The algorithm is a greedy local search with exchanges; `docs/benchmarks.md` says what each part
 /// earns:
@@ -56,7 +56,7 @@ class BasicExchangeSearch {
       : line_{line}, limits_{limits} {}
 
   /// Calls `use(plan)` for each plan found that moves fewer than `bound` granules; `use` returns
-  /// the bound from then on.
+  /// the new bound.
   ///
   /// @throws std::bad_alloc
   template <class Use>
@@ -147,7 +147,7 @@ class BasicExchangeSearch {
   [[nodiscard]] std::optional<LayoutPlan>
   try_span(BlockSpan const& span, std::uint32_t count, std::uint64_t bound) {
     if (span.room >= count || room_ < count || span.to - span.from > limits_.most_lifted) {
-      return std::nullopt;  // sliding is enough, or nothing can be enough
+      return std::nullopt;  // sliding alone suffices, or no exchange can suffice
     }
     std::uint64_t missing = count - span.room;
     waste_left_ = room_ - count;

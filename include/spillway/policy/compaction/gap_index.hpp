@@ -23,9 +23,9 @@ class BasicGapIndex {
  public:
   struct Fill {
     std::uint32_t gap = 0;
-    std::uint32_t gaps = 1;        ///< that leave their lists, from `gap` on
-    std::uint32_t count = 0;       ///< 0: they were closed
-    std::uint32_t left_class = 0;  ///< the size class of the rest of a gap that is filled
+    std::uint32_t gaps = 1;        ///< number of gaps, from `gap` on, that leave their lists
+    std::uint32_t count = 0;       ///< granules filled; 0: the gaps were closed
+    std::uint32_t left_class = 0;  ///< size class of what is left of a gap that is filled
   };
 
   /// Indexes all gaps that are not empty. @throws std::bad_alloc. @cost O(n)
@@ -49,10 +49,10 @@ class BasicGapIndex {
     }
   }
 
-  /// Fills `count` granules of the smallest gap that still holds them and that `may_use` allows.
+  /// Fills `count` granules of the smallest gap that has room for them and that `may_use` allows.
   ///
-  /// @return where the filled part starts, nothing if no gap is large enough, or if to find out
-  ///         takes more than `most_looks` together with all looks before
+  /// @return where the filled part starts; nothing if no gap is large enough, or if all looks so
+  ///         far exceed `most_looks`
   template <class MayUse>
   [[nodiscard]] std::optional<std::uint32_t>
   fill(LayoutLine const& line,
@@ -97,9 +97,9 @@ class BasicGapIndex {
     return first;
   }
 
-  /// Closes the gaps from `first` to `last`: `fill` looks at none of them any more, but at those of
-  /// which a part is filled. A window that is vacated has many gaps, and to look at each of them
-  /// for each of its blocks would take the most time.
+  /// Closes the gaps from `first` to `last`: `fill` no longer looks at them, except at those that
+  /// are partly filled. A window that is vacated has many gaps, and looking at all of them for each
+  /// of its blocks would take most of the time.
   void close(std::size_t first, std::size_t last) {
     add({static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(last - first + 1), 0, 0});
   }
@@ -164,9 +164,9 @@ class BasicGapIndex {
     return static_cast<std::uint32_t>(filled_.size() + size_class);
   }
 
-  // The gaps of which nothing is filled: for each size class a circular list, by address. A gap
-  // that is filled or closed keeps its links, and undo puts it back there, since that is undone in
-  // the opposite order.
+  // The gaps of which nothing is filled: a circular list for each size class, by address. A gap
+  // that is filled or closed keeps its links. Since fills are undone in the opposite order, undo
+  // can relink it by these.
   std::vector<std::uint32_t> next_;
   std::vector<std::uint32_t> previous_;
   std::vector<std::uint32_t> filled_;

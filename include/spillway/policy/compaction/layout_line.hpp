@@ -9,8 +9,8 @@
 
 namespace spillway::detail {
 
-/// A layout as the searches for compaction plans see it, alternating gaps and blocks: gap 0, block
-/// 0, gap 1, ..., block n - 1, gap n.
+/// A view of a layout for the searches for compaction plans, as alternating gaps and blocks: gap 0,
+/// block 0, gap 1, ..., block n - 1, gap n.
 ///
 /// Gaps may be empty. Units: granules.
 template <class = Lazily>

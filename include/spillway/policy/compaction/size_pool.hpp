@@ -11,7 +11,8 @@
 
 namespace spillway::detail {
 
-/// The lifted blocks by size, from which `ExchangeSearch` chooses those that fill a gap best.
+/// The set of lifted blocks, by size, from which `ExchangeSearch` chooses those that fill a gap
+/// best.
 ///
 /// This is the subset sum problem, solved by branch and bound over the different sizes. The search
 /// is depth first, from the largest size and with as many of each size as fit. It leaves a branch

@@ -24,10 +24,10 @@ namespace spillway {
 /// a window into gaps elsewhere (`WindowSearch`), and exchanging blocks so that gaps that are far
 /// apart come together (`ExchangeSearch`).
 ///
-/// A plan that moves no more than another is still not taken if it leaves the other free bytes much
-/// farther apart: a tenth of the bytes between them counts as moved. This comparison is made only
-/// in layouts of at most `few_blocks` that show the whole arena; exchanges are tried only there,
-/// and where the other two are dear.
+/// Plans are compared by the bytes that they move plus a tenth of the bytes that they leave between
+/// free ranges, so a plan that keeps the free ranges close together may be preferred to one that
+/// moves less. That is done only in layouts of at most `few_blocks` that show the whole arena.
+/// Exchanges are tried only there, too, and only if the other two kinds of plans move much.
 ///
 /// Threads  thread-compatible.
 /// Cost     O(n) for n blocks, and a search of at most as many looks as a constant says, or of 4 n
@@ -89,8 +89,8 @@ class BasicSlidingCompaction {
   quick_search(detail::LayoutLine const& line) noexcept {
     return detail::WindowSearch::Limits{.tries = 12, .nested_tries = 2, .looks = 8 * line.size()};
   }
-  /// Of very many blocks it goes on until a window of half of them, which has as many gaps as
-  /// blocks, can have been vacated: to slide all of them takes longer than that.
+  /// Returns the limits of the window search. With very many blocks they suffice for vacating a
+  /// window of half of the blocks, which still takes less time than sliding all of them.
   [[nodiscard]] static detail::WindowSearch::Limits
   full_search(detail::LayoutLine const& line) noexcept {
     detail::WindowSearch::Limits limits;
@@ -168,7 +168,7 @@ class BasicSlidingCompaction {
     return plan.cost + (room == 0 ? 0 : (high - low - room) / 10);
   }
 
-  std::vector<std::uint32_t> place_;  // of each block after a plan
+  std::vector<std::uint32_t> place_;  // where each block is after a plan
   std::vector<LayoutBlock> arrived_;  // the blocks that a plan moves, by their new places
 };
 

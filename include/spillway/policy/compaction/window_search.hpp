@@ -116,7 +116,7 @@ class BasicWindowSearch {
     most_looks_ = line_.size() + std::min(limits_.looks, line_.layout().looks_worth(bound));
   }
   [[nodiscard]] bool is_exhausted() const noexcept { return looks_ + gaps_.looks() >= most_looks_; }
-  // Whether a block has been put into `gap`: no window may reach across it then.
+  // Whether a block has been put into `gap`, so that no window may extend across it.
   [[nodiscard]] bool is_wall(std::size_t gap) const noexcept { return gaps_.filled(gap) != 0; }
   [[nodiscard]] static bool is_closed(Trial const& trial, std::size_t gap) noexcept {
     return std::any_of(trial.closed.begin(), trial.closed.end(), [gap](Window const& window) {
@@ -243,7 +243,7 @@ class BasicWindowSearch {
       }
       std::uint64_t const sizes = sizes_of(window);
       if (std::find(tried.begin(), tried.end(), sizes) != tried.end()) {
-        continue;  // tensors have few sizes, and a window of equal sizes would fail again
+        continue;  // a window with the same sizes has failed before; tensors have few sizes
       }
       tried.push_back(sizes);
       --tries;

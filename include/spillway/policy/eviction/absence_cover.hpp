@@ -173,10 +173,10 @@ using SlackTree = BasicSlackTree<>;
 struct Absence {
   SlackTree::Interval moments{};
   std::uint64_t bytes = 0;
-  std::uint32_t tag = 0;        ///< means something to the caller only
+  std::uint32_t tag = 0;        ///< for use by the caller only
   bool needs_swap_out = false;  ///< the host copy is not valid: the bytes cross the link both ways
   bool is_chosen = false;
-  std::uint64_t spared_bytes = 0;  ///< of the bytes, those that the price leaves out
+  std::uint64_t spared_bytes = 0;  ///< how many of `bytes` the price does not count
 
   /// The cost of the block's return, in bytes over the link.
   [[nodiscard]] std::uint64_t price() const noexcept { return bytes - spared_bytes; }
@@ -188,8 +188,8 @@ struct Absence {
   }
 };
 
-/// Absences, which of them are chosen, and the slack: how much more than the excess the chosen ones
-/// take away at each moment.
+/// A set of absences, with a choice among them and its slack: by how much the chosen absences
+/// exceed the excess at each moment.
 ///
 /// Filled by `StepPlan`, then changed by `AbsenceCover`: `add`, `close`, `mark`, `find_slack`,
 /// `toggle`.
@@ -198,12 +198,12 @@ struct Absence {
 template <class = Lazily>
 class BasicAbsenceSet {
  public:
-  /// Starts over: absences may be added.
+  /// Removes all absences, so that new ones may be added.
   void clear() noexcept {
     absences_.clear();
     are_priced_ = false;
   }
-  /// @throws std::bad_alloc
+  /// Adds an absence. @throws std::bad_alloc
   void add(Absence absence) {
     absences_.push_back(absence);
     are_priced_ = are_priced_ || absence.spared_bytes != 0;
@@ -293,7 +293,7 @@ class BasicAbsenceSet {
                changed.is_chosen ? changed.signed_bytes() : -changed.signed_bytes());
   }
 
-  /// Gives slack to a block that is back before its absence ends. The choice stays as it is.
+  /// Uses up slack for a block that comes back before its absence ends. The choice does not change.
   void use_slack(SlackTree::Interval moments, std::int64_t bytes) noexcept {
     slack_.add(moments, -bytes);
   }
@@ -333,15 +333,15 @@ class BasicAbsenceSet {
   std::vector<std::uint32_t> starts_;
   std::vector<std::pair<std::uint64_t, std::uint32_t>> keys_;
   std::vector<std::uint32_t> by_bytes_;
-  std::vector<std::uint32_t> by_price_;  // where prices differ from bytes
+  std::vector<std::uint32_t> by_price_;  // used only if prices differ from bytes
   std::vector<std::int64_t> values_;
   SlackTree slack_;
 };
 
 using AbsenceSet = BasicAbsenceSet<>;
 
-/// Chooses absences that take all of the excess away, for a low price. The head of this file says
-/// how.
+/// Chooses absences that cover all of the excess at a low total price. The comment at the head of
+/// this file describes the algorithm.
 ///
 /// Cost    O(n log n) for n moments and absences; keeps its buffers. The same input gives the same
 /// answer.
@@ -351,10 +351,10 @@ class BasicAbsenceCover {
  public:
   static constexpr std::int64_t no_bound = std::numeric_limits<std::int64_t>::max();
 
-  /// Chooses among `absences`, which are closed and of which none is chosen: `excess[t]` bytes must
-  /// be away at moment `t`. If all absences together do not suffice at a moment, all that contain
-  /// it are chosen. None is if they would cost more than `most_price` even where blocks could be
-  /// divided.
+  /// Chooses among `absences`, which must be closed, with none chosen, so that at least `excess[t]`
+  /// bytes are away at each moment `t`. If all absences together do not suffice at a moment, all
+  /// that contain it are chosen. If the lower bound of the price exceeds `most_price`, none is
+  /// chosen.
   ///
   /// @returns whether they suffice
   /// @throws  std::bad_alloc
@@ -415,9 +415,9 @@ class BasicAbsenceCover {
     exchange_for_no_swap_out(absences);
   }
 
-  /// Goes through the moments from left to right. Whenever bytes are missing, it takes some from
-  /// the absence that ends last of those that `admits`: as many as `take(absence, available,
-  /// missing)` says.
+  /// Goes through the moments from left to right. Whenever bytes are missing, takes some from the
+  /// absence that ends last among those that `admits` allows, as many as
+  /// `take(absence, available, missing)` returns.
   ///
   /// @returns false if bytes were missing with no absence left
   template <class Admits, class Take>
@@ -699,8 +699,8 @@ class BasicAbsenceCover {
   std::vector<std::uint32_t> added_;     // absences chosen in place of the one left out
   // For prices that differ from bytes.
   std::vector<bool> first_choice_;
-  std::vector<std::int64_t> left_;   // excess that cheaper absences do not take away
-  std::vector<std::int64_t> taken_;  // by those of one range of prices
+  std::vector<std::int64_t> left_;   // excess that cheaper absences do not cover
+  std::vector<std::int64_t> taken_;  // what the absences of one range of prices cover
 };
 
 using AbsenceCover = BasicAbsenceCover<>;

@@ -15,7 +15,7 @@ namespace spillway {
 
 namespace detail {
 
-/// Evicts blocks in the order of a queue. `LruEviction` and `FifoEviction` are made of it; they
+/// Evicts blocks in the order of a queue. It is the base of `LruEviction` and `FifoEviction`, which
 /// differ in whether a use moves the block to the end of the queue.
 ///
 /// Cost  O(1) for everything but `victim`, which passes over blocks that cannot leave now.

@@ -17,11 +17,11 @@ namespace spillway {
 
 namespace detail {
 
-/// Evicts the block that a rule ranks first. `SizeEviction` and `CostEviction` are made of it.
+/// Evicts the block that a rule ranks first. It is the base of `SizeEviction` and `CostEviction`.
 ///
-/// A `Rule` has a type `Key` with a member `bytes`; `key_of(bytes, use)` makes the key of a block
-/// at its use number `use`, and `judge(key, candidate)` decides about the block that ranks first
-/// now.
+/// A `Rule` has a type `Key` with a member `bytes`. `key_of(bytes, use)` returns the key of a block
+/// at its use number `use`, and `judge(key, candidate)` decides whether the block that ranks first
+/// is taken.
 ///
 /// Cost  O(log n) for a call, plus O(log n) for each block that cannot leave now.
 template <class Rule>

@@ -19,7 +19,7 @@
 
 namespace spillway {
 
-/// Evicts by a plan that is made from the recorded step. The default of the library.
+/// The default eviction policy: evicts by a plan that is made from the recorded step.
 ///
 /// At the start of a step that the schedule predicts, `StepPlan` decides which blocks are away
 /// between which two uses so that the rest fits, and victims are taken from that plan. Where the
@@ -118,7 +118,8 @@ class BasicScheduleEviction {
       return by_use_.find_first(can_leave);
     }
     sort_by_plan();
-    // The room of what is being copied out is there only after all copies that were begun before.
+    // Blocks that need no copy come first: the room of a block that is copied out is free only
+    // after all copies that were enqueued before it.
     if (auto const id = free_to_leave_.find_first(can_leave)) {
       return id;
     }
@@ -142,8 +143,8 @@ class BasicScheduleEviction {
                                   schedule.cursor() + detail::StepPlan::next_ops;
   }
 
-  /// Names each block that the plan sends out, once. Those that need no copy may leave before all
-  /// others from then on.
+  /// Names each block that will leave by the plan and is not clean, once. Clean blocks are noted as
+  /// such instead, so that from then on they leave before all others.
   template <class Inspect>
   [[nodiscard]] std::optional<BlockId> early_victim(Inspect inspect) noexcept {
     if (!is_predicting_) {
@@ -178,7 +179,7 @@ class BasicScheduleEviction {
     std::uint64_t noted = 0;              // number of its last note; see `notes_`
     std::uint64_t now = 0;                // position of its last use
     std::uint32_t entry = unknown_entry;  // of its next use
-    bool is_back = false;  // it has come back ahead of that entry, and must not be sent out again
+    bool is_back = false;  // it came back ahead of that entry and must not be evicted again
   };
 
   /// Ranks the farthest next use first.

@@ -17,28 +17,29 @@
 
 namespace spillway::detail {
 
-/// How much more a plan may swap in so that transfers overlap with work. For a block to be back
-/// before its use, others must make room for it: they are then away longer or more often.
+/// Options of `StepPlan`: how much more a plan may swap in so that transfers overlap with work. For
+/// a block to be back before its use, others must make room for it, so they are away longer or more
+/// often.
 struct PlanOptions {
   std::uint32_t ahead_ops = 64;  ///< a block is planned to be back so many uses early
   double most_extra = 0.005;     ///< how much more may be swapped in for that, as a fraction
-  /// Added to `most_extra` for the part of all bytes that has to be away, as far as it is more than
-  /// a tenth. The more is away, the more often a block that is late keeps the program waiting, and
-  /// the more bytes that is worth.
+  /// If a fraction x > 0.1 of all bytes has to be away, `(x - 0.1)` times this is added to
+  /// `most_extra`: the more is away, the more often the program waits for a late block, and the
+  /// more bytes it is worth to avoid that.
   double most_extra_of_excess = 0.05;
   /// The same for room for the next operation only, without which nothing overlaps. In a loop that
   /// uses each block once, this costs one block in as many as are away.
   double most_extra_for_next = 0.15;
-  /// A part of the capacity. Blocks come back ahead of their need into the room that the plan
-  /// leaves free, but for this much: with less, allocations wait until blocks were moved aside.
+  /// The fraction of the capacity that is not used for blocks that come back ahead of need. With
+  /// less free memory, allocations would have to wait until blocks were moved.
   double kept_free = 0.05;
-  /// How much less a block counts that has its bytes on the host already and leaves without a copy:
-  /// this times the part of all bytes that has to be away. The more is away, the sooner the way out
-  /// is short of time, and the sooner that is worth a few bytes more on the way back.
+  /// By how much the price of a block is reduced that leaves without a copy, since its bytes are on
+  /// the host already: this times the fraction of all bytes that has to be away. The more is away,
+  /// the busier the link to the host is, and the more bytes on the way back a saved copy is worth.
   double clean_discount = 0.35;
-  /// Smaller blocks stay unless the others cannot make the room: what it takes to begin a copy and
-  /// to wait for it would be longer than the copy itself. This part of the capacity, and at most so
-  /// many bytes: a link of 50 GB/s carries them in 10 us.
+  /// Blocks that are smaller than this fraction of the capacity and than `most_small_bytes` stay
+  /// unless the others cannot make enough room: starting a copy and waiting for it would take
+  /// longer than the copy itself. A link of 50 GB/s carries `most_small_bytes` in 10 us.
   double least_part = 1.0 / 4096;
   std::size_t most_small_bytes = 512_KiB;
 };
@@ -502,8 +503,8 @@ class BasicStepPlan {
   std::uint32_t start_ = 0;
   std::uint64_t answered_ = 0;  // `digest` of what the plan was made for; 0: there is none
   std::int64_t kept_free_bytes_ = 0;
-  std::size_t least_bytes_ = 0;     // of blocks that are sent out
-  double away_part_ = 0;            // of all bytes that are alive, where most have to be away
+  std::size_t least_bytes_ = 0;     // smaller blocks stay if possible
+  double away_part_ = 0;            // largest fraction of the live bytes that has to be away
   std::vector<Standing> standing_;  // by role
   std::vector<Return> returning_;
   std::vector<std::int64_t> excess_;  // bytes over the capacity, at moments that have any

@@ -13,8 +13,8 @@
 
 namespace spillway {
 
-/// A segregated fit: free ranges are in lists by size class, whose sizes differ by at most 1/64,
-/// and two levels of bitmaps find a class that has any (TLSF). The default of the library.
+/// The default fit policy, a segregated fit: free ranges are in lists by size class, whose sizes
+/// differ by at most 1/64, and two levels of bitmaps find a class that is not empty (TLSF).
 ///
 /// It takes the newest range of the request's own class if that fits, else one of the next class
 /// that has any: nearly the best fit. Sizes below 128 granules have a class each, so for them the

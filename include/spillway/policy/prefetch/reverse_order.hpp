@@ -14,12 +14,12 @@
 
 namespace spillway {
 
-/// Brings blocks back in the reverse order of their first use in the step. This is the order in
-/// which a backward pass uses them, and needs no record of the step before.
+/// Prefetches blocks in the reverse order of their first use in the step. A backward pass uses them
+/// in this order, so no record of the step before is needed.
 ///
-/// It starts when blocks are used again whose first use is not recent, each of them first used
-/// before the one used last. It pauses when a use goes in the other direction. A program whose
-/// weights live on from step to step must mark its steps.
+/// It starts when blocks whose first use is not recent are used again in reverse order: each was
+/// first used before the block that was used last. It pauses when a use goes in the other
+/// direction. A program whose weights live on from step to step must mark its steps.
 template <class = detail::Lazily>
 class BasicReverseOrder {
  public:
@@ -43,7 +43,7 @@ class BasicReverseOrder {
     }
     std::uint64_t const rank = rank_[index_of_block(id)];
     if (count_ - rank < recent) {
-      return;  // any program uses the output of its last operation, or a gradient just made
+      return;  // recent blocks prove nothing: any program uses the result of its last operation
     }
     if (reached_rank_ == 0 || rank > reached_rank_ + recent) {
       reach(id, rank, 0);

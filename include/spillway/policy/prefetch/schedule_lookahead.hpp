@@ -12,16 +12,16 @@
 
 namespace spillway {
 
-/// Brings in the blocks that the recorded step uses next, the soonest first. The default of the
-/// library.
+/// The default prefetch policy: prefetches the blocks that the recorded step uses next, the soonest
+/// first.
 ///
 /// A block whose next use overwrites it is left out, because its bytes need not come back. While
 /// nothing is predicted, nothing is brought in.
 ///
-/// The next 64 uses are looked at each time, and a few of those beyond them in turn: each of these
-/// once in every (n - 64) / 16 uses, where n is `lookahead_ops`, or the length of the step if that
-/// is less. That keeps the link as busy as to look at all of them each time, which takes several
-/// times as long.
+/// At each use it looks at the next 64 uses, and at a few of the later ones in turn: at each of
+/// these once in every (n - 64) / 16 uses, where n is `lookahead_ops`, or the length of the step if
+/// that is less. Looking at all of them each time would take several times as long and would not
+/// keep the link busier.
 template <class = detail::Lazily>
 class BasicScheduleLookahead {
  public:

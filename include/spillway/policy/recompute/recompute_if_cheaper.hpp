@@ -9,17 +9,17 @@
 
 namespace spillway {
 
-/// A recompute policy by which a block is made again if that takes at most a given share of the
-/// time of one copy.
+/// A recompute policy that recomputes a block if its recipe takes at most a given share of the time
+/// of one copy.
 ///
-/// Making the bytes keeps the device from other work. A copy may hide behind that work, but takes
-/// the link from other copies. The share says how much of the one time is worth the other: 1 suits
-/// a link that is always busy, 0 one on which every copy hides.
+/// Recomputing keeps the device from other work. A copy can overlap with that work, but keeps the
+/// link from other copies. The share weighs the two: 1 suits a link that is always busy, 0 a link
+/// on which every copy overlaps with work.
 ///
-/// If the policy prices plans, the return of a block that it would make again counts, when a step
-/// is planned, as what its recipe takes, so that the block leaves before blocks that would have to
-/// be copied. That makes most steps faster (docs/benchmarks.md). Where blocks leave that are made
-/// from each other the price is too low, since it leaves out what else will be dropped.
+/// If `prices_plans` is true, plans of a step count the return of a block that would be recomputed
+/// by the time of its recipe, so that such blocks leave before blocks that would have to be copied.
+/// That makes most steps faster (docs/benchmarks.md). If blocks leave that are made from each
+/// other, this price is too low, since it does not include blocks that will be dropped later.
 class RecomputeIfCheaper {
  public:
   RecomputeIfCheaper() = default;
@@ -42,8 +42,8 @@ class RecomputeIfCheaper {
   bool prices_plans_ = false;
 };
 
-/// A recompute policy by which every block with a recipe is made again, whatever that costs. To
-/// compare with.
+/// A recompute policy that recomputes every block that has a recipe, whatever that costs. For
+/// comparisons.
 struct AlwaysRecompute {
   void on_step(double /*step_ns*/, std::size_t /*bytes*/) noexcept {}
   [[nodiscard]] bool prefers_recompute(RecomputeCosts /*costs*/) const noexcept { return true; }

@@ -15,24 +15,24 @@ namespace spillway {
 /// The default recompute policy: `RecomputeIfCheaper` with the share that makes the program's own
 /// steps fastest, and with or without recipes' prices in the plans of steps.
 ///
-/// What a copy costs depends on what else crosses the link and when, which no rule for a single
-/// block can know; but steps repeat. So a few steps run with each of `rules`, and the one with
-/// which steps took the least time on average stays. Of each trial the slowest step is left out,
-/// since something else may have slowed it, and the fastest, since what a step leaves to do slows
-/// the next one. With the last rule no recipes are wanted, so that recomputation is given up where
-/// it does not pay, with all that it costs. Steps count from the first in which there was a choice,
-/// if anything left in them. Tuning begins anew when the limit changes, and after `steps_between`
-/// steps, since programs change. A program that does not say where its steps begin keeps the first
-/// rule.
+/// The real cost of a copy depends on what else crosses the link and when, which a rule for a
+/// single block cannot know. But steps repeat, so the policy measures: it runs a few steps with
+/// each of `rules` and keeps the rule with the shortest mean time of a step. In each trial the
+/// slowest step is left out, since something else may have slowed it down, and so is the fastest,
+/// since work that a step leaves behind slows down the next one. Under the last rule no recipes are
+/// wanted, so that a program for which recomputation does not pay does not bear its cost. A step is
+/// measured if blocks left in it and if, since the capacity changed, there was a choice between
+/// copy and recipe. Tuning begins anew when the capacity changes, and after `steps_between` steps,
+/// since programs change. A program that does not call `begin_step` keeps the first rule.
 class TunedRecompute {
  public:
   struct Rule {
-    double share;       ///< of a copy's time, that a recipe may take
+    double share;       ///< the part of a copy's time that a recipe may take
     bool prices_plans;  ///< see `RecomputeIfCheaper`
   };
   static constexpr std::array rules{Rule{1, true}, Rule{1, false}, Rule{0.1, true}, Rule{0, false}};
-  static constexpr std::size_t settling_steps = 2;  ///< of each rule, until it shows in the times
-  static constexpr std::size_t measured_steps = 4;  ///< of each rule
+  static constexpr std::size_t settling_steps = 2;  ///< steps of each rule that are not measured
+  static constexpr std::size_t measured_steps = 4;  ///< steps of each rule that are measured
   static constexpr std::size_t steps_to_tune = rules.size() * (settling_steps + measured_steps);
   static constexpr std::size_t steps_between = 2000;
 
@@ -71,7 +71,7 @@ class TunedRecompute {
   [[nodiscard]] bool wants_recipes() const noexcept { return rule_.wants_recipes(); }
 
  private:
-  /// After the last trial its best rule stays.
+  /// Begins the trial of a rule. After the last one the best rule is kept.
   void begin_trial(std::size_t trial) noexcept {
     auto const best = std::min_element(total_ns_.begin(), total_ns_.end());
     Rule const rule =
@@ -87,13 +87,13 @@ class TunedRecompute {
   }
 
   RecomputeIfCheaper rule_{rules[0].share, rules[0].prices_plans};
-  // Of the measured steps of each trial, without the two extremes; and those of this trial.
+  // Sums of the measured steps of each trial without the two extremes, and the state of this trial.
   std::array<double, rules.size()> total_ns_{};
   double slowest_ns_ = 0;
   double fastest_ns_ = std::numeric_limits<double>::max();
   std::size_t limit_bytes_ = 0;
-  std::size_t trial_ = 0;  // the rule that is tried; past the last: tuned
-  std::size_t steps_ = 0;  // that ended in this trial, or since
+  std::size_t trial_ = 0;  // the rule that is tried; past the last one: tuning has ended
+  std::size_t steps_ = 0;  // steps that ended in this trial, or since tuning has ended
 };
 
 SPILLWAY_CHECK_MODEL(RecomputePolicy<TunedRecompute>);
