@@ -17,7 +17,7 @@ def make_calls(module, switch):
 
     def expect_enabled(call):
         if not (module.is_installed() and module.is_enabled()):
-            raise RuntimeError(f"{__package__}.{call}(): nothing can leave before {switch}(True)")
+            raise RuntimeError(f"{__package__}.{call}(): no tensor can be swapped out before {switch}(True)")
 
     def empty_cache():
         """Releases reserved memory that nothing uses to the system. Returns the bytes; 0 before `install`."""

@@ -60,7 +60,7 @@ struct Bindings {
     auto& state = installed();
     std::size_t const page_bytes = state.device.granularity_bytes();
     if (limit < page_bytes) {
-      throw py::value_error{"the limit can be lowered to one page at most, which is " +
+      throw py::value_error{"the limit has to be at least one page, which is " +
                             std::to_string(page_bytes) + " bytes here"};
     }
     if (limit > state.most_bytes) {
@@ -71,7 +71,7 @@ struct Bindings {
       state.leases.set_capacity(limit);
       state.leases.reset_peaks();  // peaks under the old limit may exceed the new one
     } catch (spillway::OutOfDeviceMemory const& error) {
-      throw std::runtime_error{std::string{"the limit cannot be lowered further now: "} +
+      throw std::runtime_error{std::string{"the limit cannot be lowered that far now: "} +
                                error.what()};
     }
   }

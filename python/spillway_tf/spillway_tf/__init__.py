@@ -155,7 +155,7 @@ def set_lms_host_limit(limit):
     global _host_limit
     with _lock:
         if _C.is_installed():
-            raise RuntimeError("the host limit is set before install() or set_lms_enabled(True)")
+            raise RuntimeError("set_lms_host_limit() has to be called before install() or set_lms_enabled(True)")
         _host_limit = _bytes(limit, "set_lms_host_limit", "limit")
 
 

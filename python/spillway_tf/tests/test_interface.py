@@ -90,7 +90,7 @@ def test_bytes_may_be_text_and_what_is_no_number_of_bytes_is_refused_by_name():
     for wrong in (-1, "2 houses", None, 1.5, "", "0.5", "1.5", "0.0001KB", "9" * 400, 10 ** 400):
         with pytest.raises(ValueError, match=r"spillway_tf\.set_lms_limit\(limit=.*\): bytes are a whole number"):
             spillway_tf.set_lms_limit(wrong)
-    with pytest.raises(ValueError, match="one page at most, which is 16384 bytes"):
+    with pytest.raises(ValueError, match="at least one page, which is 16384 bytes"):
         spillway_tf.set_lms_limit(1)
     assert spillway_tf.get_lms_limit() == 64 << 20
 

@@ -98,7 +98,7 @@ struct SiteState {
                 " bytes at most, with which spillway_torch was installed");
     auto const refuse = [](std::bad_alloc const& error) {
       TORCH_CHECK_WITH(
-          OutOfMemoryError, false, "the limit cannot be lowered so far now: ", error.what());
+          OutOfMemoryError, false, "the limit cannot be lowered that far now: ", error.what());
     };
     try {
       leases.set_capacity(limit);

@@ -299,6 +299,6 @@ def plan(limits=None, links=(12.0, 25.0), *, overlap=True, tflops=None, memory_g
     limits = limits and [_bytes(limit, "plan", "limits") for limit in limits]
     for name, value in (("tflops", tflops), ("memory_gbps", memory_gbps)):
         if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"spillway_torch.plan({name}={value!r}): a number above 0")
+            raise ValueError(f"spillway_torch.plan({name}={value!r}): expected a number above 0")
     estimate = _record.Estimate(tflops, memory_gbps or 1500.0) if tflops else None
     return _plan.Plan(limits, links, overlap, estimate, least_bytes, out, picture)

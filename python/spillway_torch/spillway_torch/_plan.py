@@ -72,7 +72,7 @@ class Plan:
         self.recording = Recording(self._recorder)
         self._recorder = None
         if not any(operation.buffers for operation in self.recording.operations):
-            raise RuntimeError("spillway_torch.plan(): no operation was recorded: the context belongs around a whole step")
+            raise RuntimeError("spillway_torch.plan(): no operation was recorded. Put the context around a whole step")
         self.peak_bytes = self.recording.peak_bytes
         with tempfile.NamedTemporaryFile("w", suffix=".csv", delete=False) as file:
             self.recording.write(file)

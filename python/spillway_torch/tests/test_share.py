@@ -186,7 +186,7 @@ stop_at("end")
 
 def test_nobody_shares_before_anything_can_leave(tmp_path):
     spillway_torch.set_enabled_lms(False)
-    with pytest.raises(RuntimeError, match="nothing can leave before set_enabled_lms"):
+    with pytest.raises(RuntimeError, match="no tensor can be swapped out before set_enabled_lms"):
         spillway_torch.share(tmp_path / "device")
     assert not os.path.exists(tmp_path / "device")
     assert spillway_torch.share_members() == []

@@ -54,7 +54,7 @@ void copy_leased(tf::Tensor const& from, tf::Tensor const& to, tf::StatusCallbac
     std::string const why = Site::leases().try_enter(*frame, uses);
     if (!why.empty()) {
       done(absl::ResourceExhaustedError(
-          absl::StrCat("OOM when bringing in a tensor that is copied: ", why)));
+          absl::StrCat("OOM when swapping in a tensor that is to be copied: ", why)));
       return;
     }
   } catch (std::exception const& error) {

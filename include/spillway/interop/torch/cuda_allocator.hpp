@@ -113,7 +113,7 @@ class CudaTensorAllocator final
   /// Warns if the address is none of these, for example since it was freed before.
   void free_foreign(void* p) {
     if (!pools_.free(p) && !scratch_.free(Site::leases().memory(), p)) {
-      TORCH_WARN("spillway: ", p, " is freed, which is not allocated");
+      TORCH_WARN("spillway: memory at ", p, " was freed that is not allocated");
     }
   }
 
@@ -155,7 +155,9 @@ class CudaTensorAllocator final
   void setMemoryFraction(double fraction, DeviceIndex device) override {
     check(device);
     TORCH_CHECK_VALUE(
-        fraction > 0 && fraction <= 1, "a fraction of memory is in (0, 1], not ", fraction);
+        fraction > 0 && fraction <= 1,
+        "set_per_process_memory_fraction: the fraction has to be above 0 and at most 1, and is ",
+        fraction);
     auto const wanted =
         static_cast<std::size_t>(fraction * static_cast<double>(Site::total_bytes()));
     Site::set_limit(std::min<std::size_t>(wanted, Site::most_bytes()));
@@ -282,8 +284,8 @@ class CudaTensorAllocator final
   [[nodiscard]] c10::cuda::CUDACachingAllocator::ShareableHandle
   shareIpcHandle(void* /*p*/) override {
     TORCH_CHECK_NOT_IMPLEMENTED(false,
-                                "spillway: tensors whose memory comes and goes cannot be shared "
-                                "with other processes by CUDA "
+                                "spillway: tensors that may be swapped out cannot be shared with "
+                                "other processes by CUDA "
                                 "IPC. Send a copy in host memory: tensor.cpu().");
   }
   [[nodiscard]] std::shared_ptr<void> getIpcDevPtr(std::string /*handle*/) override {
@@ -305,9 +307,9 @@ class CudaTensorAllocator final
  private:
   [[noreturn]] static void refuse_checkpoints() {
     TORCH_CHECK_NOT_IMPLEMENTED(false,
-                                "spillway: CUDA graph trees check their memory pools in and out, "
+                                "spillway: CUDA graph trees need checkpoints of memory pools, "
                                 "which this allocator does not "
-                                "do. Compile without them: torch.compile(mode='default'), or "
+                                "have. Compile without them: torch.compile(mode='default'), or "
                                 "torch._inductor.config.triton.cudagraph_trees = False.");
   }
   static void check(DeviceIndex device) {

@@ -287,7 +287,8 @@ void PrivatePools<Memory>::end(PoolId id) {
   Lock const lock{mutex_};
   auto const found = std::find_if(
       routes_.rbegin(), routes_.rend(), [&](auto const& route) { return route.first == id; });
-  expects(found != routes_.rend(), "the end of allocations to a memory pool that were not begun");
+  expects(found != routes_.rend(),
+          "allocations to a memory pool were ended that had not been begun");
   routes_.erase(std::next(found).base());
   route_count_.store(routes_.size(), std::memory_order_relaxed);
 }
