@@ -287,7 +287,7 @@ def plan(limits=None, links=(12.0, 25.0), *, overlap=True, tflops=None, memory_g
     links        rates of the host link to try, in GB/s in each direction
     overlap      False: copies take time of the processor that computes, as on the CPU device
     tflops       estimate times for a device of this many TFLOP/s; default: measure them here
-    memory_gbps  memory bandwidth of that device, in GB/s; default: 1500. Ignored without `tflops`
+    memory_gbps  memory bandwidth of that device, in GB/s; only with `tflops`. Default: 1500
     least_bytes  as in `install`, but a number
     picture      name of an SVG file to draw into; default: none
     out          file to print the table to; None: do not print it
@@ -300,5 +300,7 @@ def plan(limits=None, links=(12.0, 25.0), *, overlap=True, tflops=None, memory_g
     for name, value in (("tflops", tflops), ("memory_gbps", memory_gbps)):
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"spillway_torch.plan({name}={value!r}): expected a number above 0")
+    if memory_gbps is not None and tflops is None:
+        raise ValueError(f"spillway_torch.plan(memory_gbps={memory_gbps!r}): give tflops, too, of the same device")
     estimate = _record.Estimate(tflops, memory_gbps or 1500.0) if tflops else None
     return _plan.Plan(limits, links, overlap, estimate, least_bytes, out, picture)

@@ -261,7 +261,7 @@ def test_numbers_that_say_nothing_are_refused(complaint, options, named):
 
 
 @pytest.mark.parametrize("options", [{"links": ()}, {"links": (12, 0)}, {"links": (1e300,)}, {"links": (float("nan"),)}, {"tflops": 0},
-                                     {"tflops": -1.0}, {"memory_gbps": float("inf")}, {"limits": ["0.5"]}])
+                                     {"tflops": -1.0}, {"memory_gbps": float("inf")}, {"memory_gbps": 1e3}, {"limits": ["0.5"]}])
 def test_numbers_that_say_nothing_are_refused_by_the_function_too(options):
     with pytest.raises(ValueError, match=rf"spillway_torch\.plan\({next(iter(options))}="):
         spillway_torch.plan(**options)
