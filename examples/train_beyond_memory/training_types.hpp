@@ -28,7 +28,7 @@ struct TrainingOptions {
   double learning_rate = 1e-3;
   std::uint64_t seed = 1;
   bool recompute = false;  // results of hidden layers may be recomputed instead of copied
-  std::optional<std::chrono::nanoseconds> recompute_time;  // of a layer; empty: it is measured
+  std::optional<std::chrono::nanoseconds> recompute_time{};  // of a layer; empty: it is measured
 };
 
 /// The results of a run.
