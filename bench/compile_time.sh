@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What it costs to compile against the library, in CPU seconds of g++ -O2, and as a multiple of ten standard
-# headers in the same run. Each line is the least of some runs; a busy machine makes all of them slower.
+# Measures how long it takes to compile a file that includes the library: in CPU seconds of g++ -O2, and as a multiple
+# of the time for ten standard headers. Each line is the least of RUNS runs; a busy machine makes all of them slower.
 #
-#   bench/compile_time.sh [RUNS]        3 by default; CXX chooses another compiler, CUDA the toolkit
+#   bench/compile_time.sh [RUNS]        RUNS is 3 by default; CXX names another compiler, CUDA the toolkit
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,8 +13,7 @@ toolkit=${CUDA-/usr/local/cuda}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# The ten headers of the standard library that the library itself includes most, I/O among them as in most
-# programs.
+# The ten standard headers that the library includes most. They contain I/O, as most programs do.
 printf '#include <%s>\n' algorithm chrono functional iostream map memory mutex string unordered_map vector \
   >"$work/standard.cpp"
 printf '#include <thrust/%s>\n' host_vector.h device_vector.h sort.h >"$work/thrust.cpp"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the network of examples/pytorch/train_digits.py and writes what a step of it keeps as raw files, for
-`bench_codec`: activations after ReLU and before it, weights, gradients, and all of them in bfloat16.
+"""Trains the network of examples/pytorch/train_digits.py and writes the tensors that a step keeps to raw files, as input
+for `bench_codec`: activations before and after ReLU, weights, gradients, and all of these in bfloat16.
 
     python dump_tensors.py FOLDER [--epochs 4] [--batch 256]
 """
@@ -15,8 +15,8 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples" / "pytorch"
 
 
 def network():
-    """The functions of the example, which imports a module that is not needed here."""
-    sys.path.insert(0, str(EXAMPLES))  # for what the example imports from beside it
+    """Returns the functions of the example, without its import of spillway_torch, which is not needed here."""
+    sys.path.insert(0, str(EXAMPLES))  # the example imports modules from its own folder
     source = (EXAMPLES / "train_digits.py").read_text().replace("import spillway_torch\n", "")
     names = {"__name__": "train_digits", "__file__": str(EXAMPLES / "train_digits.py")}
     exec(compile(source, "train_digits.py", "exec"), names)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds, tests and measures spillway on a machine with a GPU, in less than ten minutes a call.
+# Builds, tests and measures spillway on a machine with a GPU. Each call takes less than ten minutes.
 #
 #   bench/gpu_check.sh core|torch RESULTS [DEPENDENCIES]
 #
@@ -9,18 +9,18 @@
 # RESULTS       folder for results.tgz, the full output of every step
 # DEPENDENCIES  folder that scripts/download-dependencies.sh has filled, where nothing can be installed
 #
-# The result of each step is printed when it ends, and the table of all of them last, whatever happens: after
-# a failed build, and when the time is over. A step that no longer fits into the time is skipped and named.
-# Ends with 0 if every step did, with 77 where there is no GPU, else with 1.
+# Prints the result of each step when it ends, and at last a table of all steps, even after a failed build or when
+# the time is over. A step that no longer fits into the time is skipped, and the table says so.
+# Exit status: 0 if every step succeeded, 77 if there is no GPU, otherwise 1.
 #
 # SPILLWAY_GPU_SECONDS        time for all steps; 540
-# SPILLWAY_GPU_ARCHITECTURES  builds for another GPU than the one there
+# SPILLWAY_GPU_ARCHITECTURES  builds for this architecture instead of that of the machine's GPU
 # SPILLWAY_GPU_BUILD          build folder; build-gpu
 # SPILLWAY_GPU_BUILT=1        builds nothing: the programs are in the build folder, and the module in its folder torch
-# SPILLWAY_CUDA_STAND_IN=1    runs what needs no kernels on a stand-in for the CUDA runtime: a rehearsal of
-#                             this script on a machine without a GPU, whose figures mean nothing
+# SPILLWAY_CUDA_STAND_IN=1    runs the steps that need no kernels on a stand-in for the CUDA runtime, to try this
+#                             script on a machine without a GPU; the figures then mean nothing
 #
-# It changes no setting of the card and asks for no more memory than is free.
+# The script changes no setting of the GPU and allocates no more memory than is free.
 set -uo pipefail
 usage() { sed -n '3,24s/^# \?//p' "$0" >&2; exit 2; }
 [ $# -ge 2 ] || usage
@@ -38,7 +38,7 @@ built=${SPILLWAY_GPU_BUILT:-0}
 stand_in=${SPILLWAY_CUDA_STAND_IN:-0}
 export PATH=$PATH:/usr/local/cuda/bin
 
-# Everything is written here and packed at the end: few files have to be fetched from the machine.
+# All output is written here and packed at the end, so that only a few files have to be copied from the machine.
 work=$(mktemp -d)
 : >"$work/steps.txt"
 failed=0
@@ -69,10 +69,10 @@ trap finish EXIT
 trap 'exit 143' TERM INT
 
 record() { echo "$1 $2 $3" >>"$work/steps.txt"; }
-broken=  # the step without which the following ones cannot run, once it has failed
+broken=  # a failed step that all following steps depend on
 
-# step NAME LEAST MOST COMMAND...: runs it for at most MOST seconds and no longer than the time that is left; skips it
-# if less than LEAST seconds are. Its output goes to NAME.txt, its standard output alone to NAME.json for `json`.
+# step NAME LEAST MOST COMMAND...: runs COMMAND for at most MOST seconds, and no longer than the time that is left. Skips
+# it if less than LEAST seconds are left. Its output goes to NAME.txt. `json` writes standard output to NAME.json instead.
 step() {
   local name=$1 least=$2 most=$3 start=$SECONDS status=0 left=$((seconds - SECONDS))
   shift 3
@@ -98,7 +98,8 @@ json() {
   # shellcheck disable=SC2016
   step "$name" "$least" "$most" bash -c '"${@:2}" >"$1"' - "$work/$name.json" "$@"
 }
-# A step that launches kernels, needs gigabytes or the driver: the stand-in has none of them.
+# Runs a step that launches kernels, or needs gigabytes of memory or the driver. The stand-in has none of these, so there
+# the step is recorded as skipped.
 on_gpu() {
   if [ "$stand_in" = 1 ]; then
     record "$2" 77 0
@@ -136,9 +137,9 @@ build_core() {
   step build 60 300 cmake --build "$build" --target "${targets[@]}" || broken=${broken:-build}
 }
 
-# Each access takes a hundred times as long here, so the allocator's test works on a sixteenth of its bytes.
-# compute-sanitizer may wait for each kernel before it returns from the launch (NVIDIA/stdexec#964). A kernel that
-# waits for the host then waits in vain, so cases with a KernelGate are left out: `tests` has run them.
+# Under compute-sanitizer each access takes a hundred times as long, so the allocator's test uses a sixteenth of its bytes.
+# compute-sanitizer may wait for each kernel before it returns from the launch (NVIDIA/stdexec#964). A kernel that waits
+# for the host would then wait for ever, so cases with a KernelGate are left out here. The step `tests` runs them.
 sanitizer() {
   SPILLWAY_GPU_TEST_SCALE=1 on_gpu step "$1_$2" 20 90 compute-sanitizer --tool "$1" --error-exitcode 9 \
     "$build/tests/gpu/bin/test_gpu" "--source-file=*/$2_test.cu" "${@:3}" --no-intro
@@ -149,13 +150,13 @@ run_core() {
   [ "$stand_in" = 0 ] || small=(--max-size 16MiB)
   [ "$built" = 1 ] || build_core
 
-  # What is not timed runs at once, except for tests that look at the device's free memory.
+  # Tests that measure no times run in parallel, except those that look at the device's free memory.
   on_gpu step tests 30 120 ctest --test-dir "$build/tests/gpu" -L gpu -j 8 --output-on-failure --no-tests=error
   sanitizer memcheck allocator -sce='compaction moves blocks behind work in flight*,three streams: *' &
   sanitizer racecheck interop -tce='CudaMemoryResource: memory passes between streams*' &
   sanitizer racecheck codec -tc='CudaZeroBitmap*' &
   sanitizer memcheck copy_kernel &
-  sanitizer memcheck streams -tce='cuda_check*' &  # makes a launch that fails
+  sanitizer memcheck streams -tce='cuda_check*' &  # left out: its launch fails on purpose
   sanitizer racecheck streams &
   local suite
   for suite in graph share; do
@@ -185,7 +186,7 @@ run_torch() {
   local module=$work/torch
   [ "$built" = 0 ] || module=$build/torch
   export PYTHONPATH=$module:$dependencies/python:$source/python/spillway_torch/tests_cuda:${PYTHONPATH-}
-  # Each test that is a program of its own imports PyTorch, which takes twice as long without byte code.
+  # Many tests start a process that imports PyTorch, which takes twice as long without cached byte code.
   unset PYTHONDONTWRITEBYTECODE
   export PYTHONPYCACHEPREFIX=$work/pycache
   if ! "${preload[@]}" python3 -c 'import torch; assert torch.cuda.is_available()' >"$work/torch.txt" 2>&1; then
@@ -199,10 +200,10 @@ run_torch() {
     export TORCH_CUDA_ARCH_LIST
   fi
   [ "$built" = 1 ] || step torch_build 60 300 scripts/build-pytorch.sh "$module" || broken=torch_build
-  # A process for each file, several at once: after an error of a kernel nothing of its process can use the GPU.
+  # Each file runs in its own process, since a process cannot use the GPU any more after a kernel has failed.
   local file
   torch_test() {
-    # shellcheck disable=SC2016 # A file may have no test for this PyTorch: 5.
+    # shellcheck disable=SC2016 # pytest ends with 5 if a file has no test for this version of PyTorch.
     step "torch_$1" 30 200 bash -c '"$@" || [ $? -eq 5 ]' - "${preload[@]}" python3 -m pytest -q --tb=short \
       -p no:cacheprovider "${@:2}"
   }

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the short table of what gpu_check.sh has left in a folder, or the rows of one step.
+"""Prints a short table of the results that gpu_check.sh has written to a folder, or the rows of one step.
 
 usage: gpu_table.py RESULTS [STEP]
 
-Each figure is set against the peer or the floor that was measured in the same run. What is missing or failed is said, and
-ends it with 1.
+Each figure is compared with another allocator or a lower bound that was measured in the same run. Missing and failed steps
+are named, and make the exit status 1.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def load(folder, name):
-    """The values that a step has written: one JSON value, or one on each line. A last line that was cut off is left out."""
+    """Returns the JSON values that a step has written, one for each line. An incomplete last line is ignored."""
     try:
         text = (folder / f"{name}.json").read_text()
     except OSError:
@@ -82,7 +82,7 @@ def device_moves(result):
 
 
 def torch_training(lines):
-    """`bench_lms.py` writes what is measured first, then a line for each way as soon as it has been timed."""
+    """The first line of `bench_lms.py` says what is measured; each further line has the results of one way to train."""
     head, *rows = lines if isinstance(lines, list) else [lines]
     for one in rows:
         what = f"PyTorch {head['net']}: {one['line']}"
@@ -136,7 +136,7 @@ def virtual_memory(result):
 
 
 OUTCOMES = {"0": "ok", "77": "SKIPPED", "late": "NO TIME LEFT", "not-run": "NOT RUN"}
-# How the figures of a step are printed. A function returns False if they are bad.
+# By step: the function that prints its figures. It returns False if a figure is bad.
 FIGURES = {
     "training": training,
     "training_recompute": training,
@@ -154,7 +154,7 @@ FIGURES = {
 
 
 def show(folder, name, status, seconds):
-    """Prints one step and its figures. Returns False unless it ended well."""
+    """Prints one step and its figures. Returns False if the step failed or a figure is bad."""
     outcome = OUTCOMES.get(status, "FAILED with " + status)
     print(f"step {name:<39} {seconds:>12} s {outcome:>24}")
     is_good = status in {"0", "77"}
@@ -180,7 +180,7 @@ def main():
         steps = [step for step in steps if step[0] == sys.argv[2]]
     else:
         print(f"{'':<44} {'measured':>14} {'against':>24} {'ratio':>8} {'goal':>8}")
-    # All are shown, whatever the first says.
+    # A list, so that every step is shown even after one has failed.
     sys.exit(0 if all([show(folder, *step) for step in steps]) else 1)
 
 

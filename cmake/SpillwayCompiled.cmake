@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# spillway::compiled: what depends on no policies, compiled once, the default policies of the simulated device, and
-# with a toolkit those of CUDA. A program that links it declares the same classes `extern template`, by
-# SPILLWAY_COMPILED. Our own examples and benchmarks link it; it is installed if SPILLWAY_BUILD_COMPILED is ON.
+# spillway::compiled is a library of code that is compiled once: classes that depend on no policies, and templates with
+# the default policies of the simulated device and, with a toolkit, of CUDA. In programs that link it, the macro
+# SPILLWAY_COMPILED declares these classes `extern template`. Our examples and benchmarks link it; it is installed if
+# SPILLWAY_BUILD_COMPILED is ON.
 if(NOT spillway_instantiates)
   if(SPILLWAY_BUILD_COMPILED)
     message(FATAL_ERROR "SPILLWAY_BUILD_COMPILED is ON, but this compiler, clang before 16, cannot compile it")
@@ -20,7 +21,7 @@ target_link_libraries(spillway_compiled PUBLIC spillway)
 target_compile_definitions(spillway_compiled INTERFACE SPILLWAY_COMPILED=1)
 spillway_compile_options(spillway_compiled)
 if(SPILLWAY_HAS_CUDA)
-  # An object of its own: a program that uses no CUDA links nothing of it.
+  # A separate object file, so that the linker leaves it out of programs that do not use CUDA.
   target_sources(spillway_compiled PRIVATE ${PROJECT_SOURCE_DIR}/src/compiled_cuda.cpp)
   target_include_directories(spillway_compiled SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   target_compile_definitions(spillway_compiled INTERFACE SPILLWAY_COMPILED_CUDA=1)

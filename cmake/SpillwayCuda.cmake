@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# Sets SPILLWAY_HAS_CUDA from SPILLWAY_CUDA and what is found.
+# Sets SPILLWAY_HAS_CUDA according to the option SPILLWAY_CUDA and whether the toolkit is found.
 #
-# The toolkit's headers and runtime are all that the library needs. The compiler, nvcc, is needed only
-# by our own .cu sources, so it is looked for separately and SPILLWAY_HAS_NVCC says whether it is there.
+# The library needs only the toolkit's headers and runtime. Our own .cu sources also need the compiler,
+# nvcc, so it is looked for separately: SPILLWAY_HAS_NVCC says whether it was found.
 
 set(SPILLWAY_HAS_CUDA FALSE)
 set(SPILLWAY_HAS_NVCC FALSE)
@@ -22,11 +22,11 @@ macro(spillway_enable_cuda_language)
       set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})  # the toolkit need not be in PATH
     endif()
     set(CMAKE_CUDA_ARCHITECTURES ${SPILLWAY_CUDA_ARCHITECTURES})
-    set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # as CUDA::cudart: one runtime in a process, not two
+    set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # as CUDA::cudart is, so that a process has one runtime
     check_language(CUDA)
     if(CMAKE_CUDA_COMPILER)
       enable_language(CUDA)
-      if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25.1 knows no CUDA20 for nvcc
+      if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25.1 has no C++20 option for nvcc
         set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
         set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
       endif()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-# The library with what the file tier can use besides the system's calls, and with what makes bytes fewer there.
-# Used by the project and, installed, by its package.
-#   spillway::io_uring   where liburing is found: file calls that are in flight together
-#   spillway::cufile     where cuFile is found: bytes go between GPUs and the file with no copy on the host
-#   spillway::checksums  where the header of xxHash is found: corrupted bytes are not given out
-#   spillway::zstd       where Zstandard is found: the codec BytePlanes<Zstd>
-#   spillway::lz4        where LZ4 is found: the codec BytePlanes<Lz4>
-#   spillway::nvcomp     where nvCOMP is found: the codecs CudaBytePlanes<NvcompAns> and CudaBytePlanes<NvcompLz4>
+# Targets that add an optional dependency to the library: for the file tier, or for codecs. This file is used by the
+# project and is installed with its package. Each target exists if its dependency was found:
+#   spillway::io_uring   liburing: several file operations can be in flight at once
+#   spillway::cufile     cuFile: bytes are copied directly between a GPU and the file
+#   spillway::checksums  the header of xxHash: corrupted bytes are detected
+#   spillway::zstd       Zstandard: the codec BytePlanes<Zstd>
+#   spillway::lz4        LZ4: the codec BytePlanes<Lz4>
+#   spillway::nvcomp     nvCOMP: the codecs CudaBytePlanes<NvcompAns> and CudaBytePlanes<NvcompLz4>
 find_path(SPILLWAY_LIBURING_INCLUDE_DIR liburing.h)
 find_library(SPILLWAY_LIBURING_LIBRARY uring)
 mark_as_advanced(SPILLWAY_LIBURING_INCLUDE_DIR SPILLWAY_LIBURING_LIBRARY)
@@ -45,7 +45,7 @@ foreach(compressor IN ITEMS zstd lz4)
     target_compile_definitions(spillway::${compressor} INTERFACE SPILLWAY_WITH_${name}=1)
   endif()
 endforeach()
-if(CUDAToolkit_FOUND)  # or nvCOMP's package warns
+if(CUDAToolkit_FOUND)  # without it nvCOMP's package warns
   find_package(nvcomp CONFIG QUIET)
 endif()
 if(TARGET nvcomp::nvcomp AND NOT TARGET spillway::nvcomp)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Every header of the library, by what it needs beside the standard library. The test `header_list`
-# fails when a header is missing here.
+# Lists every header of the library, grouped by the dependency that it needs beside the standard library. The
+# test `header_list` fails if a header is missing here.
 
 set(SPILLWAY_HEADERS
     spillway/arena/arena_memory.hpp
@@ -156,7 +156,7 @@ set(SPILLWAY_HEADERS
     spillway/testing/order_check.hpp
     spillway/testing/stepped_sim_api.hpp)
 
-# doctest, which a test that includes them has anyway.
+# doctest. Only tests include these headers.
 set(SPILLWAY_DOCTEST_HEADERS
     spillway/testing/device_contracts.hpp
     spillway/testing/policy_contracts.hpp
@@ -174,11 +174,11 @@ set(SPILLWAY_CUDA_HEADERS
     spillway/device/cuda/cuda_virtual_memory.hpp
     spillway/observe/nvtx.hpp)
 
-# nvcc. Compiled by their tests, where it is found.
+# nvcc. Compiled by their tests, if it is found.
 set(SPILLWAY_NVCC_HEADERS
     spillway/cuda_kernels.cuh)
 
-# Thrust or libcu++, from the CUDA toolkit or on their own.
+# Thrust or libcu++, from the CUDA toolkit or installed separately.
 set(SPILLWAY_CCCL_HEADERS
     spillway/interop/cuda_mr.hpp
     spillway/interop/mdspan.hpp
@@ -187,7 +187,7 @@ set(SPILLWAY_CCCL_HEADERS
 # nlohmann_json.
 set(SPILLWAY_JSON_HEADERS)
 
-# PyTorch. Compiled and tested by scripts/test-pytorch.sh alone; those named cuda_ need its CUDA libraries.
+# PyTorch. Compiled and tested only by scripts/test-pytorch.sh; headers named cuda_* need its CUDA libraries.
 set(SPILLWAY_TORCH_HEADERS
     spillway/interop/torch.hpp
     spillway/interop/torch/cuda_allocator.hpp
@@ -205,19 +205,19 @@ set(SPILLWAY_TORCH_HEADERS
     spillway/interop/torch/storage_table.hpp
     spillway/interop/torch/torch_version.hpp)
 
-# liburing. Compiled by its test, where the library is found.
+# liburing. Compiled by its test, if the library is found.
 set(SPILLWAY_IO_URING_HEADERS
     spillway/host/io_uring_file_io.hpp)
 
-# nvCOMP. Compiled by its test, where the library and nvcc are found.
+# nvCOMP. Compiled by its test, if the library and nvcc are found.
 set(SPILLWAY_NVCOMP_HEADERS
     spillway/nvcomp_codecs.cuh)
 
-# cuFile. Compiled by its test, where the header is found.
+# cuFile. Compiled by its test, if the header is found.
 set(SPILLWAY_CUFILE_HEADERS
     spillway/host/cufile_io.hpp)
 
-# TensorFlow. Compiled and tested by scripts/test-tensorflow.sh alone.
+# TensorFlow. Compiled and tested only by scripts/test-tensorflow.sh.
 set(SPILLWAY_TENSORFLOW_HEADERS
     spillway/interop/tensorflow.hpp
     spillway/interop/tensorflow/gpu_device.hpp
@@ -225,8 +225,9 @@ set(SPILLWAY_TENSORFLOW_HEADERS
     spillway/interop/tensorflow/swapping_device.hpp
     spillway/interop/tensorflow/tensor_allocator.hpp)
 
-# spillway_add_headers(<target> <CUDA target>): all of them as file sets, so that they are installed. The
-# target all_verify_interface_header_sets compiles each header alone that needs no further include path.
+# spillway_add_headers(<target> <CUDA target>): adds all headers to the targets as file sets, so that they are
+# installed. The target all_verify_interface_header_sets compiles each header on its own that needs no further
+# include path.
 function(spillway_add_headers target cuda_target)
   set(base ${PROJECT_SOURCE_DIR}/include)
   foreach(row IN ITEMS ${target}:HEADERS:SPILLWAY_HEADERS

@@ -23,8 +23,8 @@ install(
   FILE_SET json_headers
   FILE_SET torch_headers
   FILE_SET tensorflow_headers)
-# Its headers only: the package makes the target spillway::cuda where it is used, so that it does not
-# matter whether there was a toolkit where the library was installed.
+# Installs only the headers. The target spillway::cuda is created by the package in the project that uses it, so
+# that it does not matter whether the library was installed on a machine with a toolkit.
 install(TARGETS spillway_cuda FILE_SET cuda_headers FILE_SET nvcc_headers FILE_SET nvcomp_headers)
 install(EXPORT spillwayTargets NAMESPACE spillway:: DESTINATION ${package_dir})
 if(SPILLWAY_BUILD_COMPILED)

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-# What tests, examples and benchmarks share. Nothing here touches the exported target.
+# Functions for tests, examples and benchmarks. Nothing here changes the exported targets.
 
 set(spillway_install_hint "scripts/install-dependencies.sh installs what is missing")
 
-# Whether classes can be compiled once for all programs. Clang before 16 instantiates with a class also the members
-# whose constraints are not met; its programs compile what they use from the headers.
+# Whether class templates can be instantiated once for all programs. Clang before version 16 also instantiates member
+# functions whose constraints are not met, so its programs compile what they use from the headers.
 set(spillway_instantiates TRUE)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 16)
   set(spillway_instantiates FALSE)
 endif()
 
-# spillway_leave_out(<option> <part> <missing>): says that a part of the build is left out for want of
-# something. That is an error where the part was asked for by name: where <option> is ON, not AUTO.
+# spillway_leave_out(<option> <part> <missing>): reports that a part of the build is left out because <missing>
+# was not found. It is an error if the part was asked for by name, that is, if <option> is ON, not AUTO.
 function(spillway_leave_out option part missing)
   if(${option} STREQUAL "AUTO")
     message(STATUS "Left out for want of ${missing}: ${part}; ${spillway_install_hint}")
@@ -25,7 +25,7 @@ function(spillway_compile_options target)
   set(cxx -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow)
   set(cuda -Xcompiler=-Wall,-Wextra,-Wshadow)
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 17)
-    list(APPEND cxx -Wno-deprecated-declarations)  # libstdc++'s stable_sort uses what it deprecates, and these say so
+    list(APPEND cxx -Wno-deprecated-declarations)  # stable_sort of libstdc++ calls deprecated functions
   endif()
   if(SPILLWAY_WARNINGS_AS_ERRORS)
     list(APPEND cxx -Werror)
@@ -40,9 +40,9 @@ function(spillway_compile_options target)
                                            "$<$<COMPILE_LANGUAGE:CUDA>:${cuda}>")
 endfunction()
 
-# spillway_add_program(<name> SOURCES <file>... [LIBRARIES <target>...]): one program in BUILD/bin.
-# <name> is the target and the file. It is left out where a .cu source has no compiler, and where one of
-# the libraries was not found. The folder says with spillway_option which option asks for it.
+# spillway_add_program(<name> SOURCES <file>... [LIBRARIES <target>...]): adds a program in BUILD/bin. <name> is
+# the name of the target and of the file. The program is left out if it has a .cu source and nvcc was not found, or
+# if a library was not found. Each folder sets spillway_option to the option that asks for its programs.
 function(spillway_add_program name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES")
   if(arg_SOURCES MATCHES "\\.cu(;|$)" AND NOT SPILLWAY_HAS_NVCC)
@@ -56,6 +56,6 @@ function(spillway_add_program name)
     endif()
   endforeach()
   add_executable(${name} ${arg_SOURCES})
-  target_link_libraries(${name} PRIVATE spillway_cuda ${arg_LIBRARIES})  # without CUDA the same as spillway
+  target_link_libraries(${name} PRIVATE spillway_cuda ${arg_LIBRARIES})  # the same as spillway if there is no CUDA
   spillway_compile_options(${name})
 endfunction()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# Thrust for plain C++ compilers: makes the target spillway_thrust_cpp where Thrust is found, and sets
-# SPILLWAY_HAS_THRUST. Algorithms run on the host, by Thrust's own C++ system.
+# Thrust for plain C++ compilers. If Thrust is found, adds the target spillway_thrust_cpp and sets
+# SPILLWAY_HAS_THRUST. Algorithms run on the host, with Thrust's CPP backend.
 #
-# The toolkit's copy comes first: it is the one that nvcc uses for our .cu sources. With SPILLWAY_CUDA=OFF,
-# too, a toolkit that is installed has one, which needs nothing else of it.
+# The toolkit's copy is preferred, since nvcc uses it for our .cu sources. It is also used with
+# SPILLWAY_CUDA=OFF if a toolkit is installed, and then needs nothing else of the toolkit.
 include_guard(GLOBAL)
 
 set(SPILLWAY_HAS_THRUST FALSE)
@@ -26,7 +26,7 @@ mark_as_advanced(SPILLWAY_THRUST_INCLUDE_DIR)
 if(SPILLWAY_THRUST_INCLUDE_DIR)
   set(SPILLWAY_HAS_THRUST TRUE)
   add_library(spillway_thrust_cpp INTERFACE)
-  set(is_cxx $<COMPILE_LANGUAGE:CXX>)  # nvcc has its own copy and its own system
+  set(is_cxx $<COMPILE_LANGUAGE:CXX>)  # nvcc has its own copy and its own backend
   target_include_directories(spillway_thrust_cpp SYSTEM
     INTERFACE $<${is_cxx}:${SPILLWAY_THRUST_INCLUDE_DIR}>)
   target_compile_definitions(spillway_thrust_cpp

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes pages of the doc comments of what docs/api.md calls public: a part of scripts/build-site.py.
+"""Makes reference pages from the doc comments of the names that docs/api.md lists. scripts/build-site.py uses this module.
 
-Doxygen reads the headers and writes XML, of which this makes Markdown, one page for each header. What docs/api.md does not
-list has no place here, even if it is in the same header.
+Doxygen reads the headers and writes XML. This module turns the XML into Markdown, one page for each header. Names that
+docs/api.md does not list are left out, even if they are in the same header.
 """
 import os
 import pathlib
@@ -14,8 +14,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 INCLUDE = ROOT / "include" / "spillway"
 ROW = re.compile(r"^\| (`[^|]*) \| \[[^\]]*\]\(\.\./include/spillway/([^)]*)\) \|", re.MULTILINE)
 
-# A class comment has lines such as `Threads  thread-safe.`, which become paragraphs of their own; a constraint behind a function
-# is taken for its body and has to go. What the project leaves out on purpose, parameters whose name says it all, is no warning.
+# The input filter makes separate paragraphs of lines such as `Threads  thread-safe.` in class comments, and removes trailing
+# constraints of functions, which Doxygen takes for function bodies. Undocumented parameters are no warning: the project leaves
+# them out if their names say enough.
 SETTINGS = r"""
 INPUT = {include}
 RECURSIVE = YES
@@ -40,12 +41,12 @@ WARN_IF_UNDOCUMENTED = NO
 WARN_IF_INCOMPLETE_DOC = NO
 WARN_LOGFILE = {folder}/warnings
 """
-# Of Doxygen's own making: it takes a template of `std` for one of ours.
+# A warning that is Doxygen's own mistake: it takes a template of `std` for one of the project.
 HARMLESS = "scope for class std::"
 
 
 def listed() -> dict[str, list[str]]:
-    """The names of docs/api.md, by header."""
+    """Returns the names that docs/api.md lists, by header."""
     found: dict[str, list[str]] = {}
     for names, header in ROW.findall((ROOT / "docs" / "api.md").read_text()):
         found.setdefault(header, []).extend(re.findall(r"`(\w+)`", names))
@@ -53,12 +54,12 @@ def listed() -> dict[str, list[str]]:
 
 
 def page_of(header: str) -> str:
-    """Where in the site the page of a header is."""
+    """Returns the path of a header's page in the site."""
     return f"reference/{header.removesuffix('.hpp')}.md"
 
 
 def tidy(code: str) -> str:
-    """A declaration on one line, with the spaces that the headers have."""
+    """Returns a declaration on one line, spaced as in the headers."""
     code = re.sub(r"(?<!<)([<(]) (?!<)", r"\1", " ".join(code.split()))
     code = re.sub(r" (?=[>,)])", "", code)
     code = re.sub(r" ([&*]+)(?=[\w.])", r"\1 ", code)
@@ -70,13 +71,13 @@ def text_of(node) -> str:
 
 
 class Markdown:
-    """Turns descriptions into Markdown. `place_of` gives a link to what a reference names, or nothing."""
+    """Turns Doxygen's descriptions into Markdown. `place_of` returns the link for a Doxygen reference, or None."""
 
     def __init__(self, place_of):
         self.place_of = place_of
 
     def inline(self, node) -> str:
-        """Text with what is inside of it, on one line but for blocks."""
+        """Returns the text of a node and of its children, on one line except for blocks such as lists."""
         parts = [self.escaped(node.text)]
         for child in node:
             parts += [self.one(child), self.escaped(child.tail)]
@@ -114,7 +115,7 @@ class Markdown:
                 cells = [self.inline(entry).strip() for entry in row.findall("entry")]
                 if cells[0] or not rows:
                     rows.append(cells)
-                else:  # a line of a comment goes on in the next one
+                else:  # an empty first cell: the row continues the one above
                     rows[-1] = [" ".join(filter(None, pair)) for pair in zip(rows[-1], cells)]
             rows.insert(1, ["---"] * len(rows[0]))
             return "\n\n" + "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows) + "\n\n"
@@ -129,7 +130,7 @@ class Markdown:
                 "linebreak": lambda: " "}.get(kind, lambda: self.inline(node))()
 
     def parameters(self, node) -> str:
-        """A list of parameters; of what is thrown one sentence, which may go on after the type's name."""
+        """Returns a list of the parameters, or one sentence about the exceptions."""
         items = [(" ".join(" ".join(text_of(name).split()) for name in item.iter("parametername")),
                   " ".join(self.inline(para).strip() for para in item.find("parameterdescription")))
                  for item in node.findall("parameteritem")]
@@ -141,7 +142,7 @@ class Markdown:
         return "\n\n" + "\n".join(f"- `{name}`: {words}" for name, words in items) + "\n\n"
 
     def description(self, member) -> str:
-        """Brief and detailed description of a member or class."""
+        """Returns the brief and the detailed description of a member or class."""
         blocks = []
         for which in ("briefdescription", "detaileddescription"):
             node = member.find(which)
@@ -166,7 +167,7 @@ class Reference:
         self.by_name = {one.findtext("compoundname"): one for one in self.compounds.values()}
 
     def meant(self, header: str, name: str):
-        """The class, concept or namespace that a listed name stands for, else the members of a namespace."""
+        """Returns the class, concept or namespace that a listed name refers to, or the members that have this name."""
         spaces = ["spillway::dlpack"] if header == "interop/dlpack.hpp" else ["spillway", "spillway::literals"]
         for space in spaces:
             if (found := self.by_name.get(f"{space}::{name}")) is not None:
@@ -174,7 +175,7 @@ class Reference:
             here = [one for one in self.members.get(f"{space}::{name}", [])
                     if one.find("location").get("file") == f"spillway/{header}"]
             alias = here[0].find("type/ref") if here and here[0].get("kind") == "typedef" else None
-            # A class that is compiled where it is used has its name as an alias, which has no comment of its own.
+            # An alias without a comment: the name of a class that is compiled lazily. Its documentation is at that class.
             if alias is not None and not text_of(here[0].find("briefdescription")).strip() and \
                     self.compounds.get(alias.get("refid")) is not None:
                 return self.compounds[alias.get("refid")]
@@ -183,7 +184,7 @@ class Reference:
         return None
 
     def write(self, folder: pathlib.Path) -> list[str]:
-        """Writes the pages; returns the names that have none."""
+        """Writes the pages. Returns the listed names for which nothing was found."""
         public, missing = listed(), []
         for header, names in public.items():
             for name in names:
@@ -228,19 +229,19 @@ class Reference:
         if one.get("kind") != "namespace":
             keyword = f"{one.get('kind')} {name.split('::')[-1]}"
             own = one.findtext("compoundname").split("::")[-1]
-            is_alias = own != name.split("::")[-1]  # then its parameters are no business of who names it
+            is_alias = own != name.split("::")[-1]  # then the template parameters of the class are not shown
             parts.append(f"```cpp\n{'' if is_alias else self.template(one)}{keyword};\n```")
         return "\n\n".join([*parts, self.content(markdown, one, name, level)])
 
     def hidden_class(self, members):
-        """The class behind an alias that has a comment of its own, if a program knows the class by the alias only."""
+        """Returns the class that a documented alias names, if the class is in namespace detail, so that only the alias is public."""
         reference = members[0].find("type/ref") if members[0].get("kind") == "typedef" else None
         hidden = self.compounds.get(reference.get("refid")) if reference is not None else None
         is_hidden = hidden is not None and hidden.findtext("compoundname").startswith("spillway::detail::")
         return hidden if is_hidden else None
 
     def content(self, markdown: Markdown, one, name: str, level: str) -> str:
-        """What a class says of itself, its data in a table, and its functions under headings."""
+        """Returns the description of a class, a table of its data members, and its functions under headings."""
         parts = [markdown.description(one)]
         sections = [section for section in one.findall("sectiondef")
                     if section.get("kind").startswith("public") or one.get("kind") == "namespace"]
@@ -264,14 +265,14 @@ class Reference:
             if member.get("kind") in ("variable", "friend") or member in aliases or not self.is_shown(member):
                 continue
             title = member.findtext("name").replace(own, name.split("::")[-1])
-            if title not in titles:  # the first of its overloads, which are in one place
+            if title not in titles:  # one heading for all overloads
                 parts.append(f"{level}# {title} {{ #{self.anchor(name, member)} data-toc-label=\"{title}\" }}")
             titles.add(title)
             parts.append(self.member(markdown, member).replace(own, name.split("::")[-1]))
         return "\n\n".join(filter(None, parts))
 
     def anchor(self, name: str, member) -> str:
-        """Where a member is on the page of its class: data is in a table at the class."""
+        """Returns the anchor of a member. Members without a heading, such as data members, use the anchor of their class."""
         has_heading = member.get("kind") == "function" and member.get("prot") == "public" and self.is_shown(member)
         name = name.replace("::", ".")
         return f"{name}.{re.sub(r'[^~.' + chr(92) + 'w]+', '-', member.findtext('name'))}" if has_heading else name
@@ -319,7 +320,7 @@ class Reference:
 
 
 def linked(api_page: str) -> str:
-    """docs/api.md as it is in the site: each name leads to its place in the reference."""
+    """Returns docs/api.md for the site, where each name is a link to its place in the reference."""
     def row(match: re.Match) -> str:
         names = re.sub(r"`(\w+)`", lambda name: f"[`{name[1]}`]({page_of(match[2])}#{name[1]})", match[1])
         return match[0].replace(match[1], names, 1)
@@ -328,7 +329,7 @@ def linked(api_page: str) -> str:
 
 
 def write(folder: pathlib.Path, work: pathlib.Path) -> list[str]:
-    """Writes the pages into `folder`. Returns what is wrong: names without a page, and Doxygen's warnings."""
+    """Writes the pages into `folder`. Returns the errors: names without a page, and Doxygen's warnings."""
     settings = work / "Doxyfile"
     settings.write_text(SETTINGS.format(include=INCLUDE, root=ROOT, folder=work))
     subprocess.run(["doxygen", settings], check=True)

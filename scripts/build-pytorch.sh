@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the PyTorch module, with its CUDA part, against the PyTorch that python3 has, without a network and
-# without installing it: put FOLDER into PYTHONPATH.
+# Builds the PyTorch module, with its CUDA part, against the PyTorch that python3 finds. Needs no network, and
+# installs nothing: add FOLDER to PYTHONPATH to use the module.
 #
 #   scripts/build-pytorch.sh FOLDER
 #
@@ -12,11 +12,11 @@ mkdir -p "$1"
 folder=$(cd "$1" && pwd)
 python=${PYTHON:-python3}
 case $python in
-  */*) python=$(realpath -s "$python") ;;  # it is called in other folders
+  */*) python=$(realpath -s "$python") ;;  # an absolute path, since it is called from other folders
 esac
 cd "$(dirname "$0")/.."
 export SPILLWAY_INCLUDE=$PWD/include SPILLWAY_TORCH_CUDA=${SPILLWAY_TORCH_CUDA-1}
-# From a copy: setuptools writes beside the sources.
+# Build from a copy, since setuptools writes into the folder of the sources.
 rm -rf "$folder/source"
 cp -rL python/spillway_torch "$folder/source"
 cd "$folder/source"

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the pages of docs/ as a site with search, and fails for each link that leads nowhere.
+"""Builds a site with search from the pages of docs/. Fails if a link is broken.
 
     scripts/build-site.py FOLDER
 
-Needs mkdocs-material (pip install mkdocs-material). What the pages link to outside of docs/ becomes a part of the site. Where
-Doxygen is found the names of docs/api.md lead to pages that are made of the headers' comments.
+Needs mkdocs-material (pip install mkdocs-material). Files outside of docs/ that a page links to become part of the site. If
+Doxygen is found, the names in docs/api.md become links to pages that are made from the headers' comments.
 """
 import os
 import pathlib
@@ -23,7 +23,7 @@ LANGUAGES = {".hpp": "cpp", ".cpp": "cpp", ".cu": "cuda", ".cuh": "cuda", ".py":
 
 
 def page_of(target: pathlib.Path) -> pathlib.PurePosixPath:
-    """Where a file of the project is in the site."""
+    """Returns the path in the site of a file of the project."""
     path = pathlib.PurePosixPath(target.relative_to(ROOT).as_posix())
     if path.parts[0] == "docs":
         return path.relative_to("docs")
@@ -31,7 +31,7 @@ def page_of(target: pathlib.Path) -> pathlib.PurePosixPath:
 
 
 def text_of(source: pathlib.Path, queue: list[pathlib.Path], has_reference: bool) -> str:
-    """A page made of a file. What it links to is added to the queue."""
+    """Returns the page for a file. Adds the files that it links to to the queue."""
     if source.is_dir():
         names = sorted(p.name + "/" * p.is_dir() for p in source.iterdir())
         return f"# {source.name}\n\n" + "".join(f"- {name}\n" for name in names)
@@ -46,7 +46,7 @@ def text_of(source: pathlib.Path, queue: list[pathlib.Path], has_reference: bool
     def moved(link: re.Match) -> str:
         target = (source.parent / link.group(1)).resolve()
         if not target.is_relative_to(ROOT) or not target.exists():
-            return link.group()  # mkdocs says that it leads nowhere
+            return link.group()  # mkdocs reports the broken link
         queue.append(target)
         there = os.path.relpath(page_of(target), page_of(source).parent)
         return there + (link.group(2) or "" if target.suffix == ".md" else "")

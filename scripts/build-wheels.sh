@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds wheels and source distributions of the Python modules, and tries each wheel in an environment without a compiler.
+# Builds wheels and source distributions of the Python modules, and tests each wheel in an environment without a compiler.
 #
 #   scripts/build-wheels.sh FOLDER PYTHON...
 #
-# Each PYTHON is that of an environment with PyTorch or TensorFlow, such as build/pytorch-2.15.0/bin/python, which
-# scripts/test-pytorch.sh makes. Its wheel fits that framework's minor version and that Python's. Where auditwheel is found
-# the wheel gets the manylinux tag of the oldest system that it works on; else it fits systems like this one.
+# Each PYTHON belongs to an environment with PyTorch or TensorFlow, such as build/pytorch-2.15.0/bin/python, which
+# scripts/test-pytorch.sh makes. The wheel works with the minor versions of that framework and that Python. If auditwheel is
+# found, the wheel gets the manylinux tag of the oldest system that it works on; otherwise it is for systems like this one.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '3,9s/^# \?//p' "$0" >&2; exit 2; }
 mkdir -p "$1"
@@ -14,7 +14,7 @@ folder=$(cd "$1" && pwd)
 shift
 pythons=()
 for python in "$@"; do
-  # Links stay: that of a virtual environment knows what is installed there.
+  # Do not follow links: the python of a virtual environment is a link, and finds its packages by its own path.
   python=$(realpath -s "$python")
   if [ ! -f "$python" ] || [ ! -x "$python" ]; then
     echo "build-wheels.sh: $python is no program" >&2
@@ -27,7 +27,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export MAX_JOBS=${MAX_JOBS:-1} TF_CPP_MIN_LOG_LEVEL=2
 
-# The first training step whose tensors leave the device: with half of the memory that they need.
+# A test program: a training step with half of the memory that it needs, so that tensors are swapped out.
 cat > "$work/try_spillway_torch.py" <<'END'
 import torch, spillway_torch
 spillway_torch.install(device="cpu", limit="24MiB", host_limit="256MiB")
@@ -57,7 +57,8 @@ print("swapped out", spillway_tf.get_bytes_reclaimed() >> 20, "MiB")
 assert spillway_tf.get_bytes_reclaimed() > 0
 END
 
-# try_wheel PYTHON MODULE WHEEL: an environment of its own, which borrows the framework but no compiler.
+# try_wheel PYTHON MODULE WHEEL: installs WHEEL into a new environment, which uses the framework of PYTHON's environment but
+# has no compiler in its PATH, and runs the test program of MODULE.
 try_wheel() {
   local packages
   packages=$("$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -76,20 +77,20 @@ for python in "${pythons[@]}"; do
   for module in spillway_torch spillway_tf; do
     framework=torch
     [ $module = spillway_torch ] || framework=tensorflow
-    status=0  # 77: it has no such framework
+    status=0  # 77 if this Python does not have the framework
     "$python" -c "import importlib.util as u, sys; sys.exit(77 * (u.find_spec('$framework') is None))" || status=$?
     [ $status -ne 77 ] || continue
     if [ $status -ne 0 ]; then
       echo "build-wheels.sh: $python cannot be asked for $framework (status $status)" >&2
       exit 1
     fi
-    # From a copy: setuptools writes beside the sources.
+    # Build from a copy, since setuptools writes into the folder of the sources.
     rm -rf "$work"/{tree,source,wheels,repaired}
     mkdir -p "$work"/{tree/python,wheels}
-    cp -rL "python/$module" "$work/tree/python/"  # with what it shares with the other module
+    cp -rL "python/$module" "$work/tree/python/"  # -L: also the files that both modules share by links
     ln -s "$PWD/include" "$PWD/LICENSE" "$work/tree/"
     (cd "$work/tree/python/$module" && "$python" setup.py -q sdist -d "$work/source")
-    rm -rf "$work/tree"  # what comes now has nothing but the source distribution
+    rm -rf "$work/tree"  # so that the wheel is built from the source distribution alone
     "$python" -m pip -q wheel --no-build-isolation --no-deps --no-index -w "$work/wheels" "$work"/source/*.tar.gz
     if command -v auditwheel >/dev/null; then
       auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --exclude 'libtensorflow*' --exclude 'libcudart*' \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes the Conan package and installs the vcpkg port of packaging/, and says loudly which tool was not found. Exit status 77
-# if neither was.
+# Builds the Conan package and installs the vcpkg port of packaging/. Reports which of the two tools was not found. Exit
+# status 77 if neither was found.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -11,7 +11,7 @@ status=77
 if command -v conan >/dev/null; then
   export CONAN_HOME=$work/conan
   conan profile detect
-  conan create packaging/conan -s compiler.cppstd=20  # builds and runs test_package, too
+  conan create packaging/conan -s compiler.cppstd=20  # also builds and runs test_package
   status=0
 else
   echo "** The Conan recipe was NOT tested: there is no conan (pip install conan)" >&2

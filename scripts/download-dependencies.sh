@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Unpacks the libraries that tests and benchmarks need into a folder, for a machine on which nothing can
-# be installed: carry the folder there and give it to bench/gpu_check.sh. Runs on Debian or Ubuntu.
+# Downloads the libraries that tests and benchmarks need and unpacks them into FOLDER, for a machine on which nothing
+# can be installed: copy FOLDER there and pass it to bench/gpu_check.sh. Runs on Debian or Ubuntu.
 #
 #   scripts/download-dependencies.sh FOLDER
 set -euo pipefail
@@ -15,5 +15,5 @@ for package in *.deb; do
   dpkg -x "$package" .
 done
 rm -- *.deb
-# For the PyTorch module's tests: plain Python, for whichever version is there.
+# For the PyTorch module's tests. These packages are pure Python, so they work with any version of Python.
 python3 -m pip install -q --target python --no-compile expecttest pytest setuptools

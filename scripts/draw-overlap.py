@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/figures/step-time-*.svg, the time of a step over the memory that it may use, from a table of docs/benchmarks.md
-which scripts/figures.py makes of what bench_overlap prints.
+"""Draws docs/figures/step-time-*.svg: the time of a step against the memory limit. The numbers come from a table in
+docs/benchmarks.md, which scripts/figures.py makes from the output of bench_overlap.
 
 usage: draw-overlap.py [--check]
 
-With --check nothing is written: it is an error if a picture in the tree is not the one that would be drawn.
+With --check nothing is written: it is an error if a picture in the tree is not up to date.
 """
 import collections
 import pathlib
@@ -15,7 +15,7 @@ import picture
 
 PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 PICTURES = {"BERT base, 256": "step-time-bert.svg", "ResNet152, 512": "step-time-resnet152.svg"}
-LINKS = ["12", "25"]  # GB/s each way; with more bandwidth the curves are hardly above 1
+LINKS = ["12", "25"]  # GB/s in each direction; at higher rates the curves hardly rise above 1
 POLICIES = ["lru", "schedule", "prefetch"]
 LABELS = [(24, "LRU"), (120, "recorded schedule"), (296, "recorded schedule and prefetch: the default")]
 
@@ -36,7 +36,7 @@ DARK = """
 
 
 def curves():
-    """By trace, link and policy: points of capacity and step time over the least time, as far as the step completes."""
+    """Returns, by trace, link and policy, the points (capacity, step time / least time) at which the step completes."""
     table = re.search(r"<!-- figures overlap -->\n(.*?)<!-- figures end -->", PAGE.read_text(), re.DOTALL)[1]
     found = collections.defaultdict(list)
     for line in table.splitlines()[2:]:
@@ -50,7 +50,7 @@ def curves():
 def draw(trace, found):
     here = {(link, policy): found[trace, link, policy] for link in LINKS for policy in POLICIES}
     most = max(ratio for points in here.values() for _, ratio in points)
-    top = 1 + 0.1 * -(-(most - 1) // 0.1)  # the next tenth above
+    top = 1 + 0.1 * -(-(most - 1) // 0.1)  # rounded up to a tenth
     places = sorted({capacity for points in here.values() for capacity, _ in points})
     body = picture.heading(f"One training step of {trace.replace(', ', ', batch ')}",
                            "time over the least possible, with a part of the memory that it needs")

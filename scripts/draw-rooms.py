@@ -4,9 +4,9 @@
 
 usage: draw-rooms.py [--check]
 
-The picture is held against the table of layers in tests/compile/layering.py: a layer without a room, a room
-without a layer, and a room that does not stand above what it may include are errors. With --check nothing is written:
-it is an error if the picture in the tree is not the one that would be drawn.
+The picture is compared with the table of layers in tests/compile/layering.py. It is an error if a layer has no room, a room
+has no layer, or a room is not above all that it may include. With --check nothing is written: it is an error if the
+picture in the tree is not up to date.
 """
 import pathlib
 import sys
@@ -20,8 +20,8 @@ from layering import LAYERS  # noqa: E402
 WIDTH, MARGIN, GAP, HEAD = 960, picture.MARGIN, 10, 64
 
 DOOR, PART, GROUND = "door", "part", "ground"
-# From the top floor down. A room: what it is to a user, its name, its share of the floor's width, what is in it, and which
-# layers it holds. A header at the top of include/spillway/ that belongs to a folder's subject is drawn in that room.
+# The floors from top to bottom. A room has a kind that says what it is to a user, a name, a share of the floor's width, a
+# text, and the layers that it contains. A header directly in include/spillway/ is in the room of the folder it belongs to.
 FLOORS = [
     [(DOOR, "spillway.hpp", 1, "the door: all that is public and needs nothing beside the standard library and POSIX",
       ["spillway.hpp"])],
@@ -82,7 +82,7 @@ def complaints():
 
 
 def lines_of(text, width):
-    """Breaks a text into lines of about `width` pixels: a letter of this font takes 6.3 on average."""
+    """Breaks a text into lines of about `width` pixels. A letter of this font is 6.3 pixels wide on average."""
     lines = [""]
     for word in text.split():
         if lines[-1] and 6.3 * len(f"{lines[-1]} {word}") > width:

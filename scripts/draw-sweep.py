@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws what a step costs under memory limits: its time beside the least, and the bytes that cross the link.
+"""Draws the cost of a step under memory limits: its time, a lower bound of its time, and the bytes that are copied.
 
 usage: spillway-replay TRACE --sweep 0.2x:1x:17 --csv | draw-sweep.py [TITLE] > sweep.svg
 
-Rows of several sweeps, one for each --link-gbps, may follow one another; each link gets a column. The picture is also what
-spillway_torch.plan draws. It needs nothing beside Python, and the same numbers make the same picture.
+The input may contain several sweeps with different --link-gbps, one after the other; each link gets a column.
+spillway_torch.plan draws its pictures with this file. It needs only Python, and the same numbers make the same picture.
 """
 import csv
 import math
@@ -37,14 +37,14 @@ DARK = """
 
 
 def ticks(most):
-    """Round numbers from 0 to about `most`, at most six."""
+    """Returns round numbers from 0 to about `most`, in at most six steps."""
     step = 10 ** math.floor(math.log10(most / 5)) if most > 0 else 1
     step = next(step * factor for factor in (1, 2, 5, 10) if step * factor * 6 >= most)
     return [i * step for i in range(int(most / step) + 1)]
 
 
 def tenths(span):
-    """How many tenths from one number to the next below an axis of `span` tenths."""
+    """Returns the distance between the numbers on an axis that is `span` tenths long, in tenths."""
     if span <= 3:
         return 1
     power = 10 ** max(math.floor(math.log10(span / 5)), 0)
@@ -52,7 +52,7 @@ def tenths(span):
 
 
 class Panel:
-    """A place to draw in, with an axis for each direction."""
+    """One diagram, with a horizontal and a vertical axis."""
 
     def __init__(self, column, line, least_x, most_x, most_y):
         self.x, self.y = LEFT + column * (PANEL + GAP), TOP + line * (HEIGHT + 2 * GAP)
@@ -81,7 +81,7 @@ class Panel:
         self.parts.append(f'<rect class="frame" x="{self.x}" y="{self.y}" width="{PANEL}" height="{HEIGHT}"/>')
 
     def refuse(self, up_to):
-        """Marks the limits under which the program does not run."""
+        """Marks the limits, up to `up_to`, under which the program does not complete."""
         x, _ = self.at(up_to, 0)
         self.parts.append(f'<rect class="none" x="{self.x}" y="{self.y}" width="{max(x - self.x, 0):.1f}" height="{HEIGHT}"/>')
 
@@ -95,8 +95,8 @@ class Panel:
 
 
 def draw(rows, title):
-    """An SVG of dictionaries with link_gbps, capacity_factor, completed, step_ns, least_ns (which may be missing),
-    swapped_in_bytes and swapped_out_bytes."""
+    """Returns an SVG. Each row is a dictionary with link_gbps, capacity_factor, completed, step_ns, swapped_in_bytes,
+    swapped_out_bytes and, optionally, least_ns."""
     links = sorted({row["link_gbps"] for row in rows})
     done = [row for row in rows if row["completed"]]
     least_x = math.floor(min((row["capacity_factor"] for row in rows), default=0) * 10) / 10
@@ -142,8 +142,8 @@ def number(text):
 
 
 def numbers(row):
-    """Of a row of the table; ValueError if it is not whole."""
-    if None in row or None in row.values():  # too many columns, too few
+    """Returns a row of the table as numbers. Raises ValueError if the row is incomplete."""
+    if None in row or None in row.values():  # too many or too few columns
         raise ValueError
     made = {"completed": row["completed"] == "1", "link_gbps": number(row["link_gbps"]) or 0,
             **{key: number(row.get(key)) for key in (

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Draws docs/figures/step.svg, a step under a memory limit, and docs/figures/compaction.svg, a memory map before and after
-a compaction pass, from what `spillway-replay --timeline` says of two made-up traces.
+a compaction pass, from the timelines that `spillway-replay --timeline` writes for two synthetic traces.
 
 usage: draw-timeline.py [--check] [--programs FOLDER]
 
-With --check nothing is written: it is an error if a picture in the tree is not the one that would be drawn.
+With --check nothing is written: it is an error if a picture in the tree is not up to date.
 """
 import json
 import pathlib
@@ -34,7 +34,7 @@ DARK = """
 
 
 def network(layers=16, mib=64, kernel_ns=4_000_000):
-    """A training step: each layer keeps its activations for the way back, where a kernel takes twice as long."""
+    """Returns a trace of a training step. Layers keep their activations for the backward pass, whose kernels take twice as long."""
     rows = ["step,id,size,weight,kernel_ns"]
     for step, layer in enumerate([*range(layers), *reversed(range(layers))]):
         operands = [(2 * layer, mib // 8 * MIB, 1), (2 * layer + 1, mib * MIB, 0)]
@@ -46,13 +46,13 @@ def network(layers=16, mib=64, kernel_ns=4_000_000):
 
 
 def lifetimes():
-    """Buffers that come and go, the same ones each time."""
+    """Returns a trace of buffers that are allocated and freed. It is the same in each run."""
     return subprocess.run([sys.executable, ROOT / "scripts" / "make-trace.py", "--lifetimes", "--sizes", "uniform", "--live", "40",
                            "--operations", "2000", "--seed", "5"], check=True, capture_output=True, text=True).stdout
 
 
 def replay(programs, trace, *options):
-    """What the program says, and the events of the timeline that it writes."""
+    """Returns the JSON result of spillway-replay and the events of the timeline that it writes."""
     with tempfile.TemporaryDirectory() as work:
         (pathlib.Path(work) / "trace.csv").write_text(trace)
         done = subprocess.run([programs / "spillway-replay", "trace.csv", "--json", "--timeline", "timeline.json", *options],
@@ -92,7 +92,7 @@ def draw_step(programs):
 
 
 def maps(events):
-    """For each compaction pass: what lay where before and after it, by block."""
+    """Returns for each compaction pass: addresses and sizes of the blocks before it, those after it, and which were moved."""
     resident, passes, before, moved = {}, [], None, set()
     for one in events:
         if one["ph"] not in "iX" or "block" not in one.get("args", {}):
@@ -114,7 +114,7 @@ def maps(events):
 def draw_compaction(programs):
     result, events = replay(programs, lifetimes(), "--no-swap", "--capacity", "1.0x", "--scale", "64")
     base = min(one["args"]["address"] for one in events if one["name"] == "make_resident")
-    # A pass that moves many blocks, but not nearly all: what most passes are like.
+    # Of the passes that move less than a fifth of the capacity, as most do, the one that moves the most blocks.
     before, after, moved = max((one for one in maps(events) if sum(one[0][block][1] for block in one[2]) * 5 < result["capacity_bytes"]),
                                key=lambda one: len(one[2]))
     left, scale = MARGIN, (WIDTH - 2 * MARGIN) / result["capacity_bytes"]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Puts NVIDIA's nvCOMP into a folder, from wherever pip gets its packages (30 MB), unless it is there, and prints
-# the folder of its CMake package.
+# Downloads NVIDIA's nvCOMP (30 MB) into FOLDER with pip, unless it is there already, and prints the folder of its CMake
+# package.
 #
 #   cmake -S . -B build -Dnvcomp_DIR="$(scripts/fetch-nvcomp.sh FOLDER)"
 set -euo pipefail

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the tables of docs/benchmarks.md that do not depend on the machine, and writes them into the page.
+"""Makes the tables of docs/benchmarks.md that are the same on every machine, and writes them into the page.
 
 usage: figures.py [--check] [--programs FOLDER] [--traces FOLDER]
 
-Covers what is counted in bytes or on the virtual clock: compaction at exactly the peak, bytes that eviction
-swaps in, and the step time under a memory limit, beside others'. What is measured in real time is not covered: those tables
+These are the tables whose figures are bytes or times of the virtual clock: compaction at exactly the peak, bytes that eviction
+swaps in, and the step time under a memory limit, compared with other systems. Tables of measured times are not covered: they
 name their date, machine and command. A table stands between `<!-- figures NAME -->` and `<!-- figures end -->`.
 A figure of a table that the text repeats stands between `<!-- NAME: FIRST CELLS OF THE ROW / COLUMN -->` and `<!-- -->`.
 --check changes nothing and fails if a table or a figure differs from what the programs print now.
@@ -28,7 +28,7 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 TABLE = re.compile(r"(<!-- figures (\S+) -->\n).*?(<!-- figures end -->)", re.DOTALL)
 QUOTE = re.compile(r"(<!-- (\S+): ([^>]+?) / ([^>]+?) -->)[^<]*(<!-- -->)")
 
-# Bytes moved per byte allocated by a simple reference over best fit, see the page.
+# Bytes moved per byte allocated by a simple compacting allocator with best fit, as a reference: see docs/benchmarks.md.
 COMPACTION = [
     ("minimalloc_A", "minimalloc A", "0.208"),
     ("minimalloc_B", "minimalloc B", "0.159"),
@@ -51,7 +51,7 @@ ACCESSES = [
     ("g10_ViT_1280", "ViT, 1280"),
 ]
 
-# Seconds of an iteration as G10's artifact gives them (example_results/overall_batchsize): FlashNeuron, DeepUM, G10
+# Seconds per iteration as published in G10's artifact (example_results/overall_batchsize): for FlashNeuron, DeepUM, G10
 # (prefetch_lru) and the ideal.
 G10 = [
     ("g10_BERT_Base_256", "BERT base, 256", 12.258600000, 10.992552904, 8.773229325, 8.742558777),
@@ -62,7 +62,7 @@ G10 = [
 
 
 def steps(mode):
-    """How often a trace is repeated; its last step counts. `TunedRecompute` tries rules in the first 24."""
+    """Returns how many steps are replayed. Only the last one counts. `TunedRecompute` tries its rules in the first 24."""
     return 28 if mode == "tuned" else 12
 
 
@@ -84,7 +84,7 @@ def table(head, rows):
 def compaction(programs, traces):
     rows = []
     for name, title, reference in COMPACTION:
-        scale = 1024 if name.startswith("minimalloc") else 1  # sizes in units, not in bytes
+        scale = 1024 if name.startswith("minimalloc") else 1  # the sizes in these traces are not in bytes
         result = json.loads(run(programs / "spillway-replay", traces / f"{name}.csv", "--scale", scale,
                                 "--no-swap", "--capacity", "1.0x", "--json"))
         moved = result["moved_bytes"] / result["allocated_bytes"] if result["completed"] else None
@@ -152,7 +152,7 @@ TABLES = {"compaction": compaction, "eviction": eviction, "overlap": overlap, "o
 
 
 def quote(made, name, cells, column):
-    """The figure in a column of the row of a table that begins with these cells."""
+    """Returns the figure in `column` of the table row that begins with `cells`."""
     head, _, *rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in made[name].splitlines())
     wanted = cells.split(" | ")
     found = [row[head.index(column)] for row in rows if row[:len(wanted)] == wanted]
@@ -163,7 +163,7 @@ def quote(made, name, cells, column):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="fail if a table of the page is stale")
+    parser.add_argument("--check", action="store_true", help="fail if a table of the page is out of date")
     parser.add_argument("--programs", type=pathlib.Path, default=ROOT / "build" / "bin")
     parser.add_argument("--traces", type=pathlib.Path, default=ROOT.parent / "shared" / "traces")
     arguments = parser.parse_args()
@@ -177,7 +177,7 @@ def main():
     made = QUOTE.sub(lambda match: match[1] + quote(tables, *match.groups()[1:4]) + match[5], made)
     if not arguments.check:
         PAGE.write_text(made)
-        subprocess.run([sys.executable, ROOT / "scripts" / "draw-overlap.py"], check=True)  # its charts are drawn from the page
+        subprocess.run([sys.executable, ROOT / "scripts" / "draw-overlap.py"], check=True)  # charts of the page's tables
     elif made != page:
         sys.stdout.writelines(difflib.unified_diff(page.splitlines(True), made.splitlines(True),
                                                    "docs/benchmarks.md", "what the programs print"))

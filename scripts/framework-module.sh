@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# What the tests of the modules for PyTorch and TensorFlow have in common. To be sourced, in the project's folder, with
-# `framework` being the name and `home` the folder of the virtual environment.
+# Functions for the tests of the modules for PyTorch and TensorFlow. Source this file in the project's folder, with
+# `framework` set to the framework's name and `home` to the folder of the virtual environment.
 # shellcheck disable=SC2154
 
 python=$home/bin/python
 
-# Says loudly why nothing was tested, and ends with 77.
+# skip REASON: prints why nothing was tested, and exits with 77.
 skip() {
   printf '\n*****************************************************************\n' >&2
   printf '** The %s module was NOT tested: %s\n' "$framework" "$*" >&2
@@ -14,7 +14,7 @@ skip() {
   exit 77
 }
 
-# Makes the environment anew, empty.
+# Replaces the virtual environment with an empty one.
 make_environment() {
   python3 -c 'import ensurepip, os, sysconfig
 assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null ||
@@ -25,19 +25,19 @@ assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))' 
 
 pip() { "$python" -m pip install -q --no-compile --retries 2 "$@" 2>"$home/pip.log"; }
 
-# Why `pip` failed.
+# Prints why `pip` failed.
 pip_failure() { tail -n 1 "$home/pip.log"; }
 
-# Builds and installs the module in a folder, with the warnings of the rest of the project as errors. It is optimised less
-# than what is handed out: that would take longer to compile than the tests take to run.
+# install_module FOLDER: builds and installs the module in FOLDER, with the same warnings as the rest of the project, as
+# errors. It is optimised less than a wheel, since full optimisation would take longer than it saves in the tests.
 install_module() {
   local python_headers
   python_headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
   export SPILLWAY_INCLUDE=$PWD/include
   export SPILLWAY_MODULE_FLAGS="-O1 -Wpedantic -Wconversion -Wsign-conversion -Werror -isystem $python_headers"
   export PATH=$home/bin:$PATH
-  # Nothing is written beside the sources. Without byte code every test that is a program of its own takes some
-  # seconds longer to import the framework.
+  # Byte code is cached outside of the sources. Without it every test that starts a process would need some seconds
+  # more to import the framework.
   unset PYTHONDONTWRITEBYTECODE
   export PYTHONPYCACHEPREFIX=$home/pycache
   if command -v ccache >/dev/null; then
@@ -45,13 +45,14 @@ install_module() {
     ln -sf "$(command -v ccache)" "$home/compiler/g++"
     export CC=$home/compiler/g++ CXX=$home/compiler/g++
   fi
-  # From a copy: setuptools writes beside the sources.
+  # Build from a copy, since setuptools writes into the folder of the sources.
   rm -rf "$home/module"
   cp -rL "$1" "$home/module"
   "$python" -m pip install -q --no-build-isolation --no-deps --no-index --force-reinstall "$home/module"
 }
 
-# Runs tests with pytest in as many processes as there are processors, but no more than 4. `-n 0` as an option: in this one.
+# run_tests OPTIONS...: runs pytest in as many processes as there are processors, but at most 4. With the option `-n 0` the
+# tests run in one process.
 run_tests() {
   local processes
   processes=$(nproc)

@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests of Keras, of PyTorch or of a package that uses TensorFlow or PyTorch, with and without support for large
-models, and compares what became of each.
+"""Runs the tests of Keras, of PyTorch, or of a package that uses TensorFlow or PyTorch, with and without large-model support,
+and compares the result of each test.
 
     build/tensorflow-2.21.0/bin/python scripts/framework-tests.py keras [--quick] [--every-ms 2] [PART ...]
     build/tensorflow-2.21.0/bin/python scripts/framework-tests.py tensorflow-package --sources FOLDER [--every-ms 2] PART ...
     build/pytorch-2.15.0/bin/python scripts/framework-tests.py torch --sources FOLDER [--every-ms 2] [PART ...]
     build/pytorch-2.15.0/bin/python scripts/framework-tests.py torch-package --sources FOLDER [--every-ms 2] PART ...
 
-With support everything that no operation uses is made to leave every two milliseconds, by a thread beside the tests.
-A PART is a folder or file of Keras' sources, such as layers/rnn, of the folder test/ of PyTorch's, such as
-test_autograd.py, or of a package's; by default those of `parts`, each in two processes of its own. With --quick it is the
-files of `quick`, all of them in the same two processes, which takes a few minutes. Keras' tests are those that the
-installed Keras comes with; PyTorch's wheels have none, so FOLDER is a checkout of its sources, the installed version's if
-one can be had. A package is imported from its checkout if it lies at the top of that, else as it is installed; what it
-needs has to be installed.
+With support, a thread evicts every tensor that no operation uses, every two milliseconds by default, while the tests run.
+A PART is a folder or file of Keras' sources, such as layers/rnn, of the folder test/ of PyTorch's sources, such as
+test_autograd.py, or of a package's sources. The default is the list `parts` of this file. Each part runs in two processes,
+one with support and one without. With --quick the files in the list `quick` run instead, all in the same two processes, which
+takes a few minutes. Keras' tests come with the installed Keras. PyTorch's wheels have none, so FOLDER is a checkout of
+PyTorch's sources, if possible of the installed version. A package is imported from its checkout if it lies at the top of that,
+otherwise the installed one is used; its dependencies have to be installed.
 scripts/test-tensorflow.sh and scripts/test-pytorch.sh make the environments and build the modules;
-`scripts/test-tensorflow.sh --keras` does both and runs Keras' quick part. Where a process ends early, all tests that
-were left count as different. Files that import what is not there are not collected, with support and without. Exit
-status 1 if there is a difference.
+`scripts/test-tensorflow.sh --keras` does both and runs Keras' quick part. If a process ends early, the tests that it has not
+reached count as different. Files that fail to import are not collected, with support and without. Exit status 1 if there is
+a difference.
 """
 import argparse
 import contextlib
@@ -68,12 +68,12 @@ class Torch:
              "test_multiprocessing.py", "test_package.py", "test_subclass.py", "test_optim.py", "test_nn.py", "test_jit.py"]
     quick = ["test_view_ops.py", "test_subclass.py", "test_dlpack.py", "test_package.py", "test_futures.py"]
     environment = {"OMP_NUM_THREADS": "1"}
-    options = ["--noconftest"]  # PyTorch's needs plugins of its own
+    options = ["--noconftest"]  # PyTorch's conftest.py needs further plugins
 
     @staticmethod
     def folder(sources):
         folder = sources / "test"
-        os.chdir(folder)  # where the tests look for data and for each other
+        os.chdir(folder)  # the tests read files and import modules from here
         return folder
 
     @staticmethod
@@ -100,7 +100,7 @@ class TensorFlowPackage(Keras):
     @staticmethod
     def folder(sources):
         from absl import flags
-        flags.FLAGS([sys.argv[0]])  # TensorFlow's test cases ask for flags that only their own main function parses
+        flags.FLAGS([sys.argv[0]])  # TensorFlow's test cases read flags, which otherwise only their own main function parses
         os.chdir(sources)
         sys.path.insert(0, str(sources))
         return sources
@@ -110,7 +110,7 @@ FRAMEWORKS = {"keras": Keras, "tensorflow-package": TensorFlowPackage, "torch": 
 
 
 class Outcomes:
-    """A plugin of pytest that writes what became of each test, as soon as it is known."""
+    """A pytest plugin that writes the outcome of each test as soon as it is known."""
 
     def __init__(self, path):
         self.file = open(path, "w")
@@ -120,14 +120,14 @@ class Outcomes:
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" or report.outcome != "passed":
-            # A test whose parameter is a function may have its address in the name, which differs between processes.
+            # If a test's parameter is a function, the test's name may contain its address, which differs between processes.
             name = report.nodeid
-            if report.outcome == "failed" and hasattr(report, "context"):  # a subtest: its test may end with one that passes
+            if report.outcome == "failed" and hasattr(report, "context"):  # a subtest: its test may still pass
                 name += f" {report.context}"
             self.write(re.sub("0x[0-9a-f]+", "0x", name), report.outcome)
 
     def pytest_collectreport(self, report):
-        if report.outcome == "failed":  # it needs what is not installed
+        if report.outcome == "failed":  # such as for a missing import
             self.write(report.nodeid, NOT_COLLECTED)
 
 
@@ -151,11 +151,11 @@ def work(framework, options):
                          plugins=[outcomes])
     if options.every_ms:
         outcomes.write(SWAPPED, swapped())
-    os._exit(int(status))  # the thread and the framework's end when the process does
+    os._exit(int(status))  # without waiting for the evicting thread or the framework's threads
 
 
 def run(framework, options, parts, every_ms, log):
-    """What became of each test of some parts, and the seconds that took."""
+    """Runs the tests of some parts in a process. Returns the outcome of each test, and the seconds that they took."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "outcomes"
         sources = ["--sources", str(options.sources)] if options.sources else []
@@ -166,10 +166,10 @@ def run(framework, options, parts, every_ms, log):
         try:
             worker.wait(options.patience_s)
         except subprocess.TimeoutExpired:
-            pass  # what hangs has not been reached
+            pass  # tests that were not reached are missing in the result
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(worker.pid, signal.SIGKILL)  # what the tests have started and left behind, too
+                os.killpg(worker.pid, signal.SIGKILL)  # also processes that the tests have left behind
             worker.wait()
         seconds = time.monotonic() - begin
         lines = path.read_text().splitlines() if path.exists() else []
@@ -183,7 +183,7 @@ def main():
     parser.add_argument("--sources", type=lambda path: pathlib.Path(path).resolve(), metavar="FOLDER")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--every-ms", type=float, default=2)
-    parser.add_argument("--patience-s", type=float, default=3600, help="a process that takes longer has ended early")
+    parser.add_argument("--patience-s", type=float, default=3600, help="a process that takes longer is stopped")
     parser.add_argument("--log", help="where the tests' own output goes", default=os.devnull)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args()  # options may stand between the framework and the parts

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs what is missing to build and test spillway on Debian or Ubuntu. Run again, it does nothing.
+# Installs the missing packages that are needed to build and test spillway on Debian or Ubuntu. A second run does nothing.
 #
 #   scripts/install-dependencies.sh         compiler, CMake and the libraries that tests and tools use
-#   scripts/install-dependencies.sh --ci    also what checks the code: clang, clang-tidy, clang-format
+#   scripts/install-dependencies.sh --ci    also the tools that check the code: clang, clang-tidy, clang-format
 set -euo pipefail
 
 packages=(g++ cmake ninja-build python3 doctest-dev libcli11-dev nlohmann-json3-dev libbenchmark-dev
           liburing-dev libxxhash-dev libzstd-dev liblz4-dev)
 if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
-  packages+=(libthrust-dev libcub-dev)  # the CUDA toolkit brings its own
+  packages+=(libthrust-dev libcub-dev)  # the CUDA toolkit contains them
 fi
 case "${1-}" in
   "") ;;

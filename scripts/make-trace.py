@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a made-up trace for spillway-replay to standard output.
+"""Writes a synthetic trace for spillway-replay to standard output.
 
 usage: make-trace.py [--operations N] [--live N] [--uses N] [--operands N] [--weights N] [--seed N]
                      [--sizes octaves|uniform|power] [--ends random|stack] [--lifetimes] > trace.csv
 
-Operations create blocks until --live of them live, and then use one of those that was not used --uses times
-yet; at its last use it goes. Which one is drawn at random, or, with --ends stack, it is the newest, until a
-random number of blocks is left. A kernel takes 20 ns a KiB of its operands. With --lifetimes, blocks are
-only created and freed, and a row is a block's life. The same options make the same trace.
+Operations create blocks until --live blocks are alive. Further operations use a block that is alive, chosen at
+random. A block is freed after --uses uses, and then a new one is created. With --ends stack, operations use the
+newest block instead, until a random number of blocks is left. A kernel takes 20 ns per KiB of its operands. With
+--lifetimes, blocks are only created and freed, and a row is the lifetime of a block. The same options make the
+same trace.
 
-Sizes: octaves    4 KiB to 1 MiB, as many from each octave
-       uniform    4 KiB to 1 MiB
+Sizes: octaves    4 KiB to 1 MiB, log-uniformly distributed
+       uniform    4 KiB to 1 MiB, uniformly distributed
        power      4 KiB to 64 MiB, at least s bytes with a probability of 4096/s
 """
 import argparse
@@ -26,7 +27,7 @@ SIZES = {
 
 
 class Rows:
-    """Rows on their way out."""
+    """Collects rows and writes them to standard output in batches."""
 
     def __init__(self, header):
         self.rows = [header]
@@ -43,13 +44,13 @@ class Rows:
 
 
 class Chooser:
-    """Says at which place the block lies that is used next; None to create one first."""
+    """Chooses the index of the block that is used next, or None if a new block has to be created."""
 
     def __init__(self, options, draw):
         self.most = options.live
         self.is_stack = options.ends == "stack"
         self.draw = draw
-        self.least = None  # the number of blocks that are left when creation goes on
+        self.least = None  # with --ends stack: the number of blocks at which creation resumes
 
     def choose(self, live):
         if not self.is_stack:
@@ -66,7 +67,7 @@ class Chooser:
 
 def write_accesses(options, draw, rows):
     chooser = Chooser(options, draw)
-    live, left, sizes = [], [], []  # by place: the block, its uses to come, its size
+    live, left, sizes = [], [], []  # parallel lists: block ids, remaining uses, sizes
     born = 0
     for step in range(options.operations):
         operands = {}
@@ -91,7 +92,7 @@ def write_accesses(options, draw, rows):
 
 def write_lifetimes(options, draw, rows):
     chooser = Chooser(options, draw)
-    live = []  # by place: the block, when it was born, its size
+    live = []  # (block id, time of creation, size) of each live block
     born = 0
     for time in range(options.operations):
         at = chooser.choose(len(live))
@@ -110,13 +111,13 @@ def write_lifetimes(options, draw, rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--operations", type=int, default=10_000)
-    parser.add_argument("--live", type=int, default=1_000, help="blocks alive at once")
+    parser.add_argument("--live", type=int, default=1_000, help="how many blocks are alive at once")
     parser.add_argument("--uses", type=int, default=4, help="how often each block is used")
-    parser.add_argument("--operands", type=int, default=1, help="of each operation")
-    parser.add_argument("--weights", type=int, default=0, help="blocks among the first that live throughout")
+    parser.add_argument("--operands", type=int, default=1, help="how many blocks each operation uses")
+    parser.add_argument("--weights", type=int, default=0, help="how many of the first blocks are never freed")
     parser.add_argument("--sizes", choices=SIZES, default="octaves")
     parser.add_argument("--ends", choices=("random", "stack"), default="random")
-    parser.add_argument("--lifetimes", action="store_true", help="write lives instead of uses")
+    parser.add_argument("--lifetimes", action="store_true", help="write lifetimes of blocks instead of their uses")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     if options.ends == "stack" and options.weights:
@@ -124,7 +125,7 @@ def main():
     if options.live < 1:
         parser.error("--live is 1 or more")
     if not options.lifetimes and options.live <= options.weights and options.live < options.operands:
-        # All that live are weights, which never go: an operation would look for one more without end.
+        # All live blocks are weights, which are never freed, so an operation would search for another operand for ever.
         parser.error(f"{options.live} weights alive at once cannot be {options.operands} operands of an operation")
     write = write_lifetimes if options.lifetimes else write_accesses
     rows = Rows("id,lower,upper,size" if options.lifetimes else "step,id,size,weight,kernel_ns")

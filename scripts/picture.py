@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the drawing scripts have in common: an SVG with a title, readable on a light and on a dark page."""
+"""Functions of the drawing scripts: an SVG with a title, which is readable on a light and on a dark page."""
 import argparse
 import pathlib
 import sys
@@ -7,7 +7,7 @@ import sys
 FIGURES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "figures"
 MARGIN = 24
 
-# A background of its own keeps a picture readable where the page's colours were chosen against the system's.
+# The picture has a background, so that it is readable even if the page's colour scheme differs from the system's.
 LIGHT = """
   text { font-family: system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif; font-size: 14px; fill: #1f2937 }
   .page { fill: #ffffff }
@@ -20,7 +20,7 @@ DARK = """
 
 
 def svg(width, height, title, body, light="", dark=""):
-    """The text of a picture; `light` and `dark` are lines of CSS beside those that all have."""
+    """Returns the text of an SVG. `light` and `dark` are lines of CSS in addition to those of all pictures."""
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">',
         f"<title>{title}</title>",
@@ -34,12 +34,12 @@ def heading(name, note):
 
 def parser(doc):
     made = argparse.ArgumentParser(description=doc.split("\n\n")[0])
-    made.add_argument("--check", action="store_true", help="write nothing, fail if a picture of the tree is stale")
+    made.add_argument("--check", action="store_true", help="write nothing, fail if a picture in the tree is out of date")
     return made
 
 
 def put(pictures, check):
-    """Writes pictures, a text by its file's name, or fails if one differs from what is in the tree."""
+    """Writes the pictures, a dictionary from file names to texts. With `check`, fails instead if one differs from its file."""
     stale = [name for name, text in pictures.items()
              if not (FIGURES / name).exists() or (FIGURES / name).read_text() != text]
     if check and stale:

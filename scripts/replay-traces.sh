@@ -4,8 +4,8 @@
 #
 #   scripts/replay-traces.sh FOLDER [PROGRAM]       default program: build/bin/spillway-replay
 #
-# Lifetimes must fit into exactly their peak without swapping, so that compaction alone has to do; every
-# trace must run in three quarters of its peak; and on the simulated device no byte may be lost on the way.
+# Traces of lifetimes must fit into exactly their peak without swapping, by compaction alone. Every trace must run in
+# three quarters of its peak, also on the simulated device, where the blocks' bytes are verified.
 set -euo pipefail
 [ $# -eq 1 ] || [ $# -eq 2 ] || { sed -n '3,8s/^# \?//p' "$0" >&2; exit 2; }
 folder=$1
@@ -18,7 +18,7 @@ replay() {
 replay_in_all_ways() {
   local trace=$1 scale=1 small=0.001
   case $trace in
-    *minimalloc*) scale=1024 small=16 ;;  # sizes in units, not in bytes
+    *minimalloc*) scale=1024 small=16 ;;  # the sizes in these traces are not in bytes
   esac
   if head -n 1 "$trace" | grep -q lower; then
     replay "$trace" --scale "$scale" --capacity 1.0x --no-swap

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Does what run-example.sh does, then builds all programs but the benchmarks of single parts, and runs all tests.
+# Installs what is missing, builds all programs except the bench_* programs that only measure times, runs run-example.sh
+# and then all tests.
 #
 #   scripts/run-tests.sh [CMAKE OPTIONS]        e.g. -DSPILLWAY_WARNINGS_AS_ERRORS=ON
 set -euo pipefail

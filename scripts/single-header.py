@@ -4,9 +4,9 @@
 
     scripts/single-header.py [HEADER] > spillway.hpp
 
-HEADER is what the result stands for: <spillway/spillway.hpp> if none is named, or <spillway/cuda.hpp> and others.
-Each header of ours is put in the place where it is included first; other includes stay. One that is included under a
-condition may include only headers that are there by then. The same tree gives the same bytes.
+The output replaces <HEADER>, by default <spillway/spillway.hpp>. Each header of the library is inserted where it is first
+included; includes of other headers stay. A header that is included inside of an #if may include only headers that were
+inserted before. The same tree gives the same output.
 """
 import pathlib
 import re
@@ -18,9 +18,9 @@ LICENCE = "// SPDX-License-Identifier: Apache-2.0"
 
 
 def expand(header: str, seen: set[str]) -> list[str]:
-    """The lines of a header and of those that it includes and that are not in `seen`."""
+    """Returns the lines of a header and of the headers that it includes, except those in `seen`."""
     lines = [f"// ---- {header}"]
-    depth = 0  # of #if: what is included there is included under a condition
+    depth = 0  # of nested #if
     for line in (INCLUDE / header).read_text().splitlines():
         depth += re.match(r"\s*#\s*if", line) is not None
         depth -= re.match(r"\s*#\s*endif", line) is not None

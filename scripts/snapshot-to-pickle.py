@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes of a memory snapshot in JSON the pickle that PyTorch's viewers open.
+"""Converts a memory snapshot from JSON to the pickle format that PyTorch's viewers open.
 
 Usage: snapshot-to-pickle.py IN.json OUT.pickle
 
-Look at it at https://pytorch.org/memory_viz, or with `python -m torch.cuda._memory_viz`.
+View the result at https://pytorch.org/memory_viz, or with `python -m torch.cuda._memory_viz`.
 """
 import json
 import pickle

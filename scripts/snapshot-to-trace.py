@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes of a memory snapshot of PyTorch a trace of lifetimes for spillway-replay.
+"""Makes a trace of lifetimes for spillway-replay from a memory snapshot of PyTorch.
 
 usage: snapshot-to-trace.py SNAPSHOT.pickle [--device N] > trace.csv
 
-The snapshot is one of torch.cuda.memory._dump_snapshot, with history recorded. How much memory the program needs if
-blocks can be moved, and how many bytes are moved then, is said by `spillway-replay trace.csv --no-swap --capacity 1.0x`.
-A buffer lives from its allocation until its memory may be used again; one of which the history does not have the
-allocation lives from the first event on. Times are not copied: a snapshot does not say what operations use.
+The snapshot is a file written by torch.cuda.memory._dump_snapshot, with recorded history. To see how much memory the program
+needs if blocks can be moved, and how many bytes are then moved, run `spillway-replay trace.csv --no-swap --capacity 1.0x`.
+A buffer lives from its allocation until its memory may be reused. If the history does not contain the allocation, the buffer
+lives from the first event on. The trace has no uses or times of operations, since a snapshot does not say what they use.
 
-No class of the pickle is loaded, so that a file of strangers can do no harm. `python -m spillway_torch.plan SNAPSHOT.pickle`
-shares this code.
+No class of the pickle is loaded, so that a file from an untrusted source can do no harm. `python -m spillway_torch.plan
+SNAPSHOT.pickle` uses this code.
 """
 import argparse
 import collections
@@ -34,7 +34,7 @@ def read(path):
             snapshot = PlainUnpickler(file).load()
     except OSError as error:
         sys.exit(f"{NAME}: {path}: {error.strerror}")
-    except Exception as error:  # a broken pickle raises nearly anything
+    except Exception as error:  # a broken pickle can raise nearly any exception
         sys.exit(f"{NAME}: {path} is no snapshot: {error}")
     if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= snapshot.keys():
         sys.exit(f"{NAME}: {path} is no snapshot: it has no segments and device_traces")
@@ -52,7 +52,7 @@ def choose_device(snapshot, wanted):
 
 
 def blocks_in_use(snapshot, device):
-    """Address and bytes of what is allocated at the end."""
+    """Yields address and size of each buffer that is allocated at the end."""
     for segment in snapshot["segments"]:
         address = segment["address"]
         for block in segment["blocks"]:
@@ -62,7 +62,7 @@ def blocks_in_use(snapshot, device):
 
 
 def lifetimes(snapshot, device):
-    """Begin, end and bytes of each buffer. Events have the times 1, 2 and so on."""
+    """Yields begin, end and size of each buffer. The time of an event is its number in the history, from 1."""
     events = snapshot["device_traces"][device]
     begun = {}
     for time, event in enumerate(events, 1):
@@ -75,7 +75,7 @@ def lifetimes(snapshot, device):
     for address, size in blocks_in_use(snapshot, device):
         begin, size = begun.pop(address, (0, size))
         yield begin, end, size
-    for begin, size in begun.values():  # freed by the program, but in use on a stream at the end
+    for begin, size in begun.values():  # freed by the program, but still in use on a stream at the end
         yield begin, end, size
 
 
@@ -103,8 +103,8 @@ def write(lives, file):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("snapshot", help="a pickle of torch.cuda.memory._dump_snapshot")
-    parser.add_argument("--device", type=int, help="the one with the longest history unless given")
+    parser.add_argument("snapshot", help="a file written by torch.cuda.memory._dump_snapshot")
+    parser.add_argument("--device", type=int, help="index of the device; by default the one with the longest history")
     arguments = parser.parse_args()
     snapshot = read(arguments.snapshot)
     device = choose_device(snapshot, arguments.device)

@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the PyTorch module against a PyTorch of its own and runs its tests on the CPU device and, if that PyTorch
-# has its CUDA libraries, for CUDA on a stand-in for the CUDA runtime. On a GPU: bench/gpu_check.sh.
+# Installs PyTorch into a virtual environment, builds the PyTorch module and runs its tests: on the CPU device and, if
+# that PyTorch has its CUDA libraries, for CUDA on a stand-in for the CUDA runtime. For tests on a GPU use
+# bench/gpu_check.sh.
 #
 #   scripts/test-pytorch.sh [--torch VERSION] [PYTEST OPTIONS]
 #   scripts/test-pytorch.sh [--torch VERSION] --zoo [OPTIONS OF examples/pytorch/model_zoo.py]
 #   scripts/test-pytorch.sh [--torch VERSION] --own-tests FOLDER [OPTIONS OF scripts/framework-tests.py]
 #   scripts/test-pytorch.sh [--torch VERSION] --fetch
 #
-# The second form trains models of other packages instead, which are fetched, too (about 200 MB), and prints a table.
-# The third runs PyTorch's own tests, from a checkout of its sources, with and without support, and prints a table.
-# The fourth makes the environment and stops there.
+# The second form trains models of other packages instead, which it downloads (about 200 MB), and prints a table.
+# The third form runs PyTorch's own tests from a checkout of its sources, with and without support, and prints a table.
+# The fourth form only makes the environment.
 #
-# PyTorch goes into build/pytorch-VERSION, from wherever pip gets its packages, and stays there: the first
-# run fetches 2 GB, later ones nothing. Exit status 77 if it cannot be had: nothing was tested then.
+# PyTorch is installed with pip into build/pytorch-VERSION and stays there: the first run downloads 2 GB, later ones
+# nothing. Exit status 77 if it cannot be installed; then nothing was tested.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -30,8 +31,8 @@ is_there() { [ -x "$python" ] && "$python" -c 'import numpy, torch, xdist' 2>/de
 
 if ! is_there; then
   make_environment
-  # Its CPU variant if there is one. Otherwise its CUDA libraries are linked to and have to be there, but
-  # not Triton, which only compiled models use.
+  # Prefer the CPU build. The default build is linked to CUDA libraries, so those are installed too, but not
+  # Triton, which only compiled models use.
   pip --no-deps "torch==$version+cpu" || pip --no-deps "torch==$version" ||
     skip "pip could not install torch==$version: $(pip_failure)"
   "$python" - > "$home/requirements.txt" <<'END'

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the TensorFlow module against a TensorFlow of its own and runs its tests: on the CPU device, what of the part for
-# GPUs can be tested without one, and on the GPU if there is one.
+# Installs TensorFlow into a virtual environment, builds the TensorFlow module and runs its tests: on the CPU device, those of
+# the part for GPUs that need no GPU, and on the GPU if there is one.
 #
 #   scripts/test-tensorflow.sh [--tensorflow VERSION] [PYTEST OPTIONS]
 #   scripts/test-tensorflow.sh [--tensorflow VERSION] --keras [OPTIONS OF scripts/framework-tests.py]
 #   scripts/test-tensorflow.sh [--tensorflow VERSION] --fetch
 #
-# With --keras it runs some of Keras' own tests instead, with and without support, or what the options say.
-# With --fetch it makes the environment and stops there.
-# TensorFlow goes into build/tensorflow-VERSION, from wherever pip gets its packages, and stays there: the first
-# run fetches 800 MB, later ones nothing. Exit status 77 if it cannot be had: nothing was tested then.
-# SPILLWAY_REQUIRE_GPU=1 makes it a failure if there is no GPU.
+# With --keras it runs Keras' own tests instead, with and without support: those that the options name, by default --quick.
+# With --fetch it only makes the environment.
+# TensorFlow is installed with pip into build/tensorflow-VERSION and stays there: the first run downloads 800 MB, later
+# ones nothing. Exit status 77 if it cannot be installed; then nothing was tested.
+# With SPILLWAY_REQUIRE_GPU=1 it fails if there is no GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,7 +29,7 @@ is_there() { [ -x "$python" ] && "$python" -c 'import keras, tensorflow, xdist' 
 
 if ! is_there; then
   make_environment
-  # The one that was built with CUDA, which works without a GPU, too. With one its CUDA libraries are needed.
+  # Prefer the build with CUDA, which also works without a GPU. On a machine with a GPU it needs its CUDA libraries.
   cuda=
   if nvidia-smi >/dev/null 2>&1; then cuda='[and-cuda]'; fi
   pip "tensorflow$cuda==$version" || pip "tensorflow-cpu==$version" ||
@@ -47,7 +47,7 @@ if [ "${1-}" = --keras ]; then
   exec "$python" scripts/framework-tests.py keras "$@"
 fi
 
-# A line each: there may be spaces in folders.
+# One value per line, since folder names may contain spaces.
 { read -r has_cuda && IFS= read -r library && IFS= read -r headers; } < <("$python" -c 'import tensorflow as tf
 print(int(bool(tf.sysconfig.get_build_info().get("is_cuda_build"))), tf.sysconfig.get_lib(), tf.sysconfig.get_include(),
       sep="\n")')

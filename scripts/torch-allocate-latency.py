@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What bench_allocate_latency measures, with PyTorch's caching allocator: prints ns per replacement.
+"""Measures the same as bench_allocate_latency for PyTorch's caching allocator: prints ns per replacement.
 
-256 blocks of 4 KiB to 8 MiB are alive; each round replaces one, drawn at random, by another of a random
-size. The loop's own cost is measured with a function that does nothing and taken off.
+256 blocks of 4 KiB to 8 MiB are alive. Each round replaces one of them, chosen at random, with a block of
+random size. The cost of the loop itself is measured with a function that does nothing, and subtracted.
 """
 
 import json
@@ -52,12 +52,12 @@ def main():
     def allocate(size, _):
         return caching_allocator_alloc(size, None, stream)
 
-    ns_per_round(allocate, caching_allocator_delete)  # the cache is full from now on
+    ns_per_round(allocate, caching_allocator_delete)  # fills the cache
     runs = [
         ns_per_round(allocate, caching_allocator_delete) - ns_per_round(nothing, nothing)
         for _ in range(REPETITIONS)
     ]
-    # These two functions are called from Python: part of what is left is the interpreter's.
+    # Both functions are called from Python, so the result includes some time of the interpreter.
     print(json.dumps({"name": "cuda/pytorch", "ns": statistics.median(runs), "torch": torch.__version__}))
 
 

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains and generates with tiny models of the families of `transformers`, with and without
-support, and compares every bit.
+"""Trains tiny models of the model families of `transformers`, generates text with them, with and
+without support, and compares the results bit by bit.
 
     build/pytorch-2.15.0/bin/python scripts/transformers-families.py [--recompute] MAPPING ...
 
-MAPPING is one of the automatic classes' tables by its name: CAUSAL_LM, SEQ_TO_SEQ_CAUSAL_LM,
-MASKED_LM, IMAGE_CLASSIFICATION and so on. Of each family in it a model is made from its default
-configuration, made small, with random weights, so that nothing is downloaded. What is compared is
-a digest of outputs, gradients and weights, and the text of errors. With support everything that
-no operation uses is made to leave every two milliseconds, as in scripts/framework-tests.py. A
-family whose small configuration does not fit together, or whose model is still large, is left
-out. Exit status 1 if there is a difference.
+MAPPING names a table of the automatic classes: CAUSAL_LM, SEQ_TO_SEQ_CAUSAL_LM, MASKED_LM,
+IMAGE_CLASSIFICATION and so on. For each family in the table a model is made from a smaller copy of
+its default configuration, with random weights, so that nothing is downloaded. A digest of outputs,
+gradients and weights is compared, and the text of errors. With support, a thread evicts every
+tensor that no operation uses, every two milliseconds by default, as in
+scripts/framework-tests.py. A family is left out if its smaller configuration is inconsistent or
+its model is still large. Exit status 1 if there is a difference.
 """
 import argparse
 import contextlib
@@ -69,10 +69,10 @@ def made_small(settings):
             else:
                 settings[name] = SIZES.get(name, value)
     if settings.get("kv_lora_rank") and "num_key_value_heads" in settings:
-        # Latent attention has no groups of heads.
+        # Latent attention does not group heads: as many for keys and values as for queries.
         settings["num_key_value_heads"] = settings["num_attention_heads"]
     for name in ("layer_types", "mlp_layer_types", "layers_block_type"):
-        if isinstance(settings.get(name), list):  # one layer of each kind
+        if isinstance(settings.get(name), list):  # at most two layers, of different kinds if there are any
             settings[name] = (list(dict.fromkeys(settings[name])) * 2)[:2]
     return settings
 
@@ -131,7 +131,7 @@ def digest(*things):
 
 
 def parts_of(model, generates):
-    """What is done with a model: names and functions that return what to compare."""
+    """Yields the parts of the test of a model: a name, and a function that returns what to compare."""
     import torch
     inputs = inputs_of(model)
     speaks = "LM" in type(model).__name__ and "input_ids" in inputs
@@ -194,7 +194,7 @@ def parts_of(model, generates):
 
 
 def work(options):
-    """Runs the families of one mapping in this process, and writes a line for each part."""
+    """Tests the families of one mapping in this process, and writes a line for each part."""
     import numpy
     import torch
     import transformers
@@ -223,7 +223,7 @@ def work(options):
             random.seed(7)
             try:
                 write(name, part, digest(function()))
-            except Exception as error:  # it is compared, too
+            except Exception as error:  # errors are compared, too
                 text = re.sub("0x[0-9a-f]+", "0x", f"{type(error).__name__}: {error}")
                 write(name, part, "error: " + text[:300])
         families = getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES")
@@ -231,14 +231,14 @@ def work(options):
             try:
                 model = new_model(family, name if isinstance(name, str) else name[0])
                 parts = list(parts_of(model, mapping.endswith("CAUSAL_LM")))
-            except Exception as error:  # the small configuration does not fit together
+            except Exception as error:  # the small configuration is inconsistent
                 write(family, WHOLE, f"error: {type(error).__name__}")
                 continue
             for part, function in parts:
                 attempt(family, part, function)
         write("", SWAPPED,
               spillway_torch.memory_stats()["swap_out_bytes"] if options.every_ms else 0)
-    os._exit(0)  # the thread ends when the process does
+    os._exit(0)  # without waiting for the evicting thread
 
 
 def run(options, mapping, every_ms):
@@ -246,7 +246,7 @@ def run(options, mapping, every_ms):
         path = pathlib.Path(folder) / "results"
         command = [sys.executable, __file__, "--worker", str(path), "--every-ms", str(every_ms),
                    *["--recompute"] * options.recompute, mapping]
-        with contextlib.suppress(subprocess.TimeoutExpired):  # what hangs has not been reached
+        with contextlib.suppress(subprocess.TimeoutExpired):  # parts that were not reached are missing in the result
             subprocess.run(command, check=False, timeout=options.patience_s,
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                            env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
@@ -261,7 +261,7 @@ def main():
     parser.add_argument("--recompute", action="store_true", help="with set_recompute(True)")
     parser.add_argument("--every-ms", type=float, default=2)
     parser.add_argument("--patience-s", type=float, default=3600,
-                        help="a process that takes longer has ended early")
+                        help="a process that takes longer is stopped")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What large-model support costs: time per step under caps, beside PyTorch's own ways to save memory.
+"""Measures what large-model support costs: time per step under limits, compared with PyTorch's own ways to save memory.
 
     python bench_lms.py [--net conv|mlp|resnet50|transformer] [--device cpu|cuda] [--caps 0.6 0.4 0.3 0.2 0.15]
                         [--recompute] [--steps 8] [--rounds 3] [--batch N] [--size PIXELS | --size HIDDEN] [--json]
 
-Every line is a process of its own, on the CPU device one thread. Lines are run in turn, `rounds` times; a time is
-the least of all steps after the second. `P` is the peak of bytes in tensors without a cap. On CUDA PyTorch's
-algorithms are the deterministic ones, where it has them, so that losses and weights can be compared.
+Every line is a process of its own, on the CPU device with one thread. The lines run in turn, `rounds` times, and a time
+is the least of all steps after the second. `P` is the peak of bytes in tensors without a limit; a cap is a part of P.
+On CUDA, PyTorch uses deterministic algorithms where it has them, so that losses and weights can be compared.
 
-With `--recompute` each cap has a second line, on which tensors may be made again instead of copied. The module tries
-its rules for that in the first steps, so that these lines go on for as many steps as are needed, and are timed then.
+With `--recompute` each cap has a second line, where tensors may be recomputed instead of copied. The module tries its
+rules for that in the first steps, so these lines train for that many steps before they are timed.
 """
 import argparse
 import contextlib
@@ -112,12 +112,12 @@ def main():
     parser.add_argument("--net", default="conv", choices=["conv", "mlp", "resnet50", "transformer"])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--caps", type=float, nargs="*", default=[0.6, 0.4, 0.3, 0.2, 0.15])
-    parser.add_argument("--recompute", action="store_true", help="each cap once more, on which tensors may be made again")
+    parser.add_argument("--recompute", action="store_true", help="also each cap with recomputation")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=0, help="instead of 16 pictures, 4096 rows, 4 pictures or 32 sequences")
+    parser.add_argument("--batch", type=int, default=0, help="by default 16 pictures, 4096 rows, 4 pictures or 32 sequences")
     parser.add_argument("--size", type=int, default=0,
-                        help="of pictures, instead of 64 pixels, or 128 for resnet50; of a transformer's words, instead of 128")
+                        help="of pictures: 64 by default, 128 for resnet50; of the transformer's hidden states: 128 by default")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, default=0, help=argparse.SUPPRESS)
@@ -151,7 +151,7 @@ def main():
         results[name].append(run(**shared, **lines[name]))
         if len(results[name]) < options.rounds:
             continue
-        if name in ("save_on_cpu", "checkpointing"):  # run again, with an allocator that counts
+        if name in ("save_on_cpu", "checkpointing"):  # once more with this module's allocator, which measures the peak
             results[name][0]["peak"] = run(**shared, **lines[name], limit=plenty, off=True).get("peak", 0)
         report.add(name, results)
 

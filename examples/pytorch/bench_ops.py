@@ -18,7 +18,7 @@ import spillway_torch
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--rounds", type=int, default=60)
-parser.add_argument("--recompute", action="store_true", help="switch set_recompute in the place of the hook")
+parser.add_argument("--recompute", action="store_true", help="switch set_recompute instead of the hook")
 parser.add_argument("--json", action="store_true")
 options = parser.parse_args()
 

@@ -35,7 +35,7 @@ limit = options.layers * weight_bytes // 2
 torch.manual_seed(0)
 on_host = [torch.randn(options.width, options.width) / options.width ** 0.5 for _ in range(options.layers)]
 x = torch.randn(options.batch, options.width)
-warnings.filterwarnings("ignore", "spillway_torch: .* before install")  # those tensors are meant to be on the host
+warnings.filterwarnings("ignore", "spillway_torch: .* before install")  # these tensors are on the host on purpose
 spillway_torch.install(device=options.device, limit=limit + (8 << 20), least_bytes=1)
 spillway_torch.set_enabled_lms(True)
 x = x.to(options.device)

@@ -106,7 +106,7 @@ class Sweep:
             print(f"\r\033[K[{'#' * (self.attempts % 31):<30}] {text}", end="", file=sys.stderr, flush=True)
 
     def largest(self, least, step, most, trains):
-        """The largest of least, least + step, ... up to most that trains, and what its last step was like."""
+        """Returns the largest of least, least + step, ..., up to most, that trains, and the statistics of its last step."""
         count = (most - least) // step + 1
         low, high, stride, seen = -1, count, 1, None  # low trains, high does not
         while high - low > 1:

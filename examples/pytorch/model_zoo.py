@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains models and training loops of many kinds with a part of the memory that they take, and compares every bit.
+"""Trains models of many kinds, with several training loops, with a part of the memory that they need, and checks that the
+results are bitwise the same.
 
     python model_zoo.py [NAME ...] [--parts 0.5 0.35 | --smallest 1.1] [--steps 4] [--time-limit 600]
 
-Each NAME is a process of its own (see ZOO; by default all that can be imported here). It trains without a limit, which
-says what memory that takes and what comes out; then with each given part of that memory. With --smallest the limits are
-multiples of the smallest one that trains, as `spillway_torch.plan` names it: what the largest operation needs at once.
-Models are made from their configurations with random weights: nothing is downloaded. A table says whether losses and
-weights are bitwise the same, what CPU time a step took without and with the limit, the least from the third one on, what
-went out and in, and what is left of the difference without the copies (step_cost.py). Exit status 1 if a bit differs or a
-run fails.
+Each NAME is a key of ZOO, by default every one, and runs in a process of its own; a missing package is a failure. The
+process trains without a limit first, which gives the peak and the expected results, and then with each given part of the
+peak. With --smallest the limits are multiples of the smallest limit that `spillway_torch.plan` predicts, which is what the
+largest operation needs at once. Models are made from their configurations with random weights, so nothing is downloaded.
+The table shows whether losses and weights are bitwise the same; the CPU time of the shortest step from the third one on,
+without and with the limit; the swapped bytes; and the part of the additional time that is not spent in copies
+(step_cost.py). Exit status 1 if a bit differs or a run fails.
 """
 import argparse
 import gc
@@ -257,7 +258,7 @@ def work(name, options):
         gc.collect()
         return steps, digests
     if name.endswith("compiled"):
-        run()  # a run in advance, since compiling takes memory, too
+        run()  # a first run, since compiling also uses memory
         spillway_torch.reset_peak_memory_stats()
     free, free_weights = run()
     free_ms = 1e3 * free.least()["seconds"]
@@ -306,14 +307,14 @@ def main():
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--parts", type=float, nargs="+", default=[0.5, 0.35])
     parser.add_argument("--smallest", type=float, nargs="+", help="instead of --parts")
-    parser.add_argument("--codec", choices=["lossless"], help="how tensors are written while they are away")
+    parser.add_argument("--codec", choices=["lossless"], help="how tensors are encoded while they are away")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--time-limit", type=float, default=600, help="seconds for each NAME")
     options = parser.parse_args()
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     names = options.names or list(ZOO)
     available = {package for package in {ZOO[name][1] for name in names} if importlib.util.find_spec(package) is not None}
-    for package in available:  # looked up once for all processes
+    for package in available:  # imported once, for all processes
         importlib.import_module(package)
     print("| model | peak, MiB | part | bitwise | CPU ms/step | with the limit | ratio | out, MiB/step | in, MiB/step | "
           "the rest |\n|---|---:|---:|---|---:|---:|---:|---:|---:|---:|", flush=True)

@@ -153,7 +153,7 @@ def compute_the_same_each_time():
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Otherwise each new tensor is filled with NaN, by a kernel of its own.
     torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.backends.cuda.enable_mem_efficient_sdp(False)  # it may be nondeterministic even so
+    torch.backends.cuda.enable_mem_efficient_sdp(False)  # it may be nondeterministic nevertheless
 
 
 def training_step(net, batch=None, size=None, foreach=None):

@@ -44,7 +44,7 @@ def main():
     torch.manual_seed(0)
     model = DistributedDataParallel(make().to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    torch.manual_seed(100 + rank)  # other data in each process
+    torch.manual_seed(100 + rank)  # different data in each process
     x, y = torch.randn(8, 3, 32, 32).repeat(2, 1, 2, 2).to(device), torch.randint(0, 10, (16,)).to(device)
     for step in range(options.steps):
         optimizer.zero_grad()

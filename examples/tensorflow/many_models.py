@@ -3,9 +3,9 @@
 
     python many_models.py [MODEL ...] [--limit-mib 512] [--batch 2] [--steps 2] [--least 64] [--most 512] [--csv FILE]
 
-MODEL is a name in `tf.keras.applications` (MobileNetV2, ResNet50, DenseNet121, ...), or `residual`, a small network;
-trained without weights of others on images made of noise. Each attempt is a process of its own. Statistics of each step go to the CSV file; a
-table ends the run.
+MODEL is a name in `tf.keras.applications` (MobileNetV2, ResNet50, DenseNet121, ...), or `residual`, a small network.
+Models have random weights and train on images of noise. Each attempt is a process of its own. Statistics of each step
+go to the CSV file; a table ends the run.
 """
 import argparse
 import csv
@@ -104,7 +104,7 @@ class Sweep:
         return rows[-1] if done.returncode == 0 else None
 
     def largest(self, model, support):
-        """The largest image that trains, and what its last step was like."""
+        """Returns the size of the largest image that trains, and the statistics of its last step."""
         o = self.options
         count = (o.most - o.least) // IMAGE_STEP + 1
         low, high, stride, best = -1, count, 1, None  # low trains, high does not

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains models and training loops of many kinds with half of the memory that they take, and compares every bit.
+"""Trains models of many kinds, with several training loops, with half of the memory that they need, and checks that the
+results are bitwise the same.
 
     python model_zoo.py [NAME ...] [--part 0.5] [--steps 6] [--rounds 1] [--threads 1]
 
-Each NAME is a process of its own (see ZOO; by default all). It trains without a limit, which says what memory that takes
-and what comes out; then with the given part of that memory; and that so many rounds, so that a machine that is slower
-for a while slows down both. A table says whether losses and weights of all trainings are bitwise the same,
-what went out and in, and what a step cost without and with the limit, the least of all steps but the first two of a training;
-step_cost.py says how costs are told apart. With --threads TensorFlow has so many, of each kind. Exit status 1 if a bit
+Each NAME is a key of ZOO, by default every one, and runs in a process of its own. In each round the process trains without
+a limit, which gives the peak and the expected results, and then with the given part of the peak. Several rounds help if the
+machine is slower for a while. The table shows whether losses and weights of all trainings are bitwise the same; the swapped
+bytes; and the cost of the shortest step from the third one on, without and with the limit. step_cost.py explains how the
+costs are separated. --threads sets the number of inter-op and of intra-op threads of TensorFlow. Exit status 1 if a bit
 differs or a run fails.
 """
 import argparse
@@ -26,7 +27,7 @@ def noise(*shape, seed=0):
 
 
 def fit(steps, model, inputs, outputs, loss, optimizer="adam", **compile_options):
-    """Trains a model of Keras with its own loop, one batch a step."""
+    """Trains a Keras model with `train_on_batch`, on the same batch in each step."""
     model.compile(optimizer=optimizer, loss=loss, jit_compile=False, **compile_options)
     steps.run(lambda i: float(model.train_on_batch(inputs, outputs)))
     return model.weights

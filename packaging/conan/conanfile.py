@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conan 2 recipe, made of the tree that it lies in: conan create packaging/conan"""
+"""Conan 2 recipe for the source tree that contains this file: conan create packaging/conan"""
 import pathlib
 import re
 
@@ -37,7 +37,7 @@ class Spillway(ConanFile):
         check_min_cppstd(self, 20)
 
     def package_id(self):
-        self.info.clear()  # headers: one package for every compiler
+        self.info.clear()  # only headers: one package for every compiler
 
     def generate(self):
         toolchain = CMakeToolchain(self)
@@ -52,7 +52,7 @@ class Spillway(ConanFile):
         CMake(self).install()
 
     def package_info(self):
-        # The package's own files find it: they have the component for CUDA.
+        # CMake finds the package by the CMake files that it contains, since those have the component for CUDA.
         self.cpp_info.set_property("cmake_find_mode", "none")
         self.cpp_info.builddirs = ["lib/cmake/spillway"]
         self.cpp_info.bindirs = []

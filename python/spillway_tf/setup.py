@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the extension against the TensorFlow that is installed: pip install . --no-build-isolation
 
-The part for GPUs is built where that TensorFlow was built with CUDA. SPILLWAY_TF_GPU=1 makes it an error if not, 0 leaves
-it out.
+The part for GPUs is built if that TensorFlow was built with CUDA. With SPILLWAY_TF_GPU=1 it is an error if the part cannot
+be built; with SPILLWAY_TF_GPU=0 it is left out.
 
-What is built fits one minor version of TensorFlow, which its version names. A source distribution fits all, and carries the
-headers. Neither requires TensorFlow by name, since it is in packages of several names.
+A wheel works with one minor version of TensorFlow, which the wheel's version names. A source distribution works with all
+versions, and contains the library's headers. Neither requires the package tensorflow, since TensorFlow is also distributed
+under other names.
 """
 import os
 import pathlib
@@ -33,7 +34,7 @@ pybind11 = next(tf_include.glob("**/pybind11/pybind11.h"), None)
 if pybind11 is None:
     raise SystemExit("this TensorFlow has no headers of pybind11")
 
-# One module for each minor version of TensorFlow, named after it, since what it calls has no stable interface.
+# There is one module for each minor version of TensorFlow, named after it, since the module calls unstable interfaces.
 version = "{}_{}".format(*tf.__version__.split(".")[:2])
 flags = [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith(("-I", "--std", "-std"))]
 for folder in (tf_include, pybind11.parents[1]):
@@ -43,7 +44,7 @@ flags += os.environ.get("SPILLWAY_MODULE_FLAGS", "").split()
 
 
 class SourceDistribution(sdist):
-    """Carries the library's headers and licence, which lie outside of this folder."""
+    """Adds the library's headers and licence, which are outside of this folder."""
 
     def make_release_tree(self, base_dir, files):
         super().make_release_tree(base_dir, files)
@@ -59,7 +60,7 @@ def extension(kind, source, *more_flags):
 
 
 def gpu_extension():
-    """The part for GPUs, or why it cannot be built. The CUDA runtime is the one that TensorFlow has and loads."""
+    """Returns the part for GPUs, or the reason why it cannot be built. It uses the CUDA runtime that TensorFlow loads."""
     if not tf.sysconfig.get_build_info().get("is_cuda_build"):
         return "this TensorFlow was built without CUDA"
     folders = [tf_include / "external" / part / "include" for part in ("cuda_cudart", "cuda_nvcc")]

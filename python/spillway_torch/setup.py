@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the extension against the PyTorch that is installed: pip install . --no-build-isolation
 
-The part for CUDA is built where PyTorch has its CUDA libraries and the CUDA runtime's headers are found, in
-CUDA_HOME or as packages beside PyTorch. SPILLWAY_TORCH_CUDA=1 makes it an error if not, 0 leaves it out. Codecs of CUDA
-tensors are built where nvcc is found besides, for the GPUs of TORCH_CUDA_ARCH_LIST.
+The part for CUDA is built if PyTorch has its CUDA libraries and the headers of the CUDA runtime are found, in CUDA_HOME or
+in packages beside PyTorch. With SPILLWAY_TORCH_CUDA=1 it is an error if the part cannot be built; with
+SPILLWAY_TORCH_CUDA=0 it is left out. Codecs for CUDA tensors also need nvcc. They are built for the GPUs of
+TORCH_CUDA_ARCH_LIST.
 
-What is built fits one minor version of PyTorch, which its version and its requirements name. A source distribution
-fits all, and carries the headers.
+A wheel works with one minor version of PyTorch, which the wheel's version and its requirements name. A source distribution
+works with all versions, and contains the library's headers.
 """
 import os
 import pathlib
@@ -39,15 +40,15 @@ torch_minor = ".".join(torch.__version__.split(".")[:2])
 
 
 class Build(BuildExtension):
-    """Builds as many extensions at once as MAX_JOBS says, by default as there are processors. Leaves a note which PyTorch the
-    module fits."""
+    """Builds MAX_JOBS extensions in parallel, by default one for each processor. Records which version of PyTorch the
+    module works with."""
 
     def finalize_options(self):
         super().finalize_options()
         self.parallel = self.parallel or int(os.environ.get("MAX_JOBS") or os.cpu_count())
 
     def build_extension(self, ext):
-        """In a process of its own, with a folder of its own: PyTorch's changes to setuptools are not for several threads."""
+        """Uses a separate process and folder, since PyTorch's changes to setuptools are not thread-safe."""
         child = os.fork()
         if child == 0:
             status = 1
@@ -70,7 +71,7 @@ class Build(BuildExtension):
 
 
 class SourceDistribution(sdist):
-    """Carries the library's headers and licence, which lie outside of this folder."""
+    """Adds the library's headers and licence, which are outside of this folder."""
 
     def make_release_tree(self, base_dir, files):
         super().make_release_tree(base_dir, files)
@@ -79,7 +80,7 @@ class SourceDistribution(sdist):
 
 
 def cuda_toolkits():
-    """Folders with include/ and lib/: packages of the version PyTorch was built for come first."""
+    """Yields folders with include/ and lib/, first those of packages for the CUDA version that PyTorch was built for."""
     major = (torch.version.cuda or "").split(".")[0]
     for key in ("purelib", "platlib"):
         yield pathlib.Path(sysconfig.get_path(key)) / "nvidia" / f"cu{major}"
@@ -92,9 +93,9 @@ def cuda_toolkits():
 
 
 def find_cuda(toolkits, major):
-    """The include folders and the runtime library to build with, or why there are none.
+    """Returns the include folders and the runtime library to build with, or the reason why there are none.
 
-    The headers of the package nvidia-cuda-runtime include some that are in a package of their own: crt/.
+    Headers of the package nvidia-cuda-runtime include headers in crt/, which are in another package.
     """
     toolkits = list(toolkits)
     for toolkit in toolkits:
@@ -111,7 +112,7 @@ def find_cuda(toolkits, major):
 
 
 def why_no_nvcc(cuda_home, major):
-    """Why the codecs' kernels cannot be compiled, or None."""
+    """Returns the reason why the codecs' kernels cannot be compiled, or None."""
     nvcc = pathlib.Path(cuda_home or "", "bin", "nvcc")
     if not cuda_home or not nvcc.exists():
         return "there is no nvcc in CUDA_HOME"
@@ -128,7 +129,7 @@ def why_no_nvcc(cuda_home, major):
 
 
 def cuda_extension():
-    """The part for CUDA, or why it cannot be built."""
+    """Returns the part for CUDA, or the reason why it cannot be built."""
     libraries = pathlib.Path(torch.__file__).parent / "lib"
     if torch.version.cuda is None or not (libraries / "libc10_cuda.so").exists():
         return "this PyTorch has no CUDA libraries"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs spillway-bandwidth on small sizes and checks what it says. Usage: check_bandwidth.py PROGRAM
+"""Runs spillway-bandwidth on small sizes and checks its output. Usage: check_bandwidth.py PROGRAM
 
-Rates depend on the machine and are not judged. The program itself looks at every byte that came back.
+Rates are not checked, since they depend on the machine. The program itself checks every byte that was copied back.
 """
 import json
 import math

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fails when a header assigns a designated list without its type. Usage: designated_lists.py <project root>
 
-In a template nvcc 13.0 takes `x = {.a = n, .c = n};` for `x = {n, n};`, if `n` depends on a template
-parameter: members are skipped in silence. `x = T{.a = n, .c = n};` is right everywhere.
+In a template nvcc 13.0 compiles `x = {.a = n, .c = n};` as `x = {n, n};` if `n` depends on a template
+parameter, and so sets the wrong members without a warning. `x = T{.a = n, .c = n};` works everywhere.
 """
 import pathlib
 import re
@@ -10,7 +10,7 @@ import sys
 
 from header_table import header_files
 
-# A declaration has a type before the name, so nothing but the name itself may stand left of the sign.
+# Matches assignments only: in a declaration a type stands before the name.
 ASSIGNMENT = re.compile(r"^[ \t]*[\w(*][\w.\[\]()>*-]*\s*=\s*\{\s*\.\w", re.MULTILINE)
 
 root = pathlib.Path(sys.argv[1])

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fails when the header list, the tree and the doors disagree. Usage: header_list.py <project root>
+"""Fails when the header list, the tree and the entry headers disagree. Usage: header_list.py <project root>
 
-- Every file under include/ is in exactly one set of cmake/SpillwayHeaders.cmake, and is there.
-- A header of SPILLWAY_HEADERS includes nothing but the standard library, POSIX, vector instructions and its own kind, and
-  what OPTIONAL allows it, which a program asks for with a macro.
-- spillway.hpp brings in every public header of SPILLWAY_HEADERS, which is one that puts something into
-  namespace spillway itself, but for testing/ and the device for planning.
-- A door brings in nothing of what it keeps out: no user compiles a device or a framework not asked for.
+- Every file under include/ is in exactly one set of cmake/SpillwayHeaders.cmake, and every listed file exists.
+- A header of SPILLWAY_HEADERS includes only the standard library, POSIX, vector instructions and other headers of that set,
+  and the headers that OPTIONAL allows, which a program asks for with a macro.
+- spillway.hpp includes every public header of SPILLWAY_HEADERS, directly or not, except for testing/ and the device for
+  planning. A header is public if it declares something in namespace spillway itself.
+- An entry header (a "door", such as cuda.hpp) includes no header of the devices and frameworks that it excludes, so that no
+  user compiles one that was not asked for.
 """
 import collections
 import pathlib
@@ -31,7 +32,7 @@ OPTIONAL = {
     ("spillway/policy/codec/byte_planes.hpp", "<zstd.h>"),
 }
 POSIX = re.compile(r"^<(sys/\w+|unistd|fcntl|stdlib|linux/\w+|pthread|sched)\.h>$")
-PROCESSOR = re.compile(r"^<[et]mmintrin.h>$")  # vector instructions, where the processor has them
+PROCESSOR = re.compile(r"^<[et]mmintrin.h>$")  # vector instructions, if the processor has them
 STANDARD = re.compile(r"^<[a-z_0-9]+>$")
 
 root = pathlib.Path(sys.argv[1])
@@ -59,7 +60,7 @@ for header in sorted(plain & on_disk):
 
 
 def reached_from(door: str) -> set[str]:
-    """All headers that `door` brings in."""
+    """Returns all headers that `door` includes, directly or not."""
     reached = {door}
     frontier = [door]
     while frontier:

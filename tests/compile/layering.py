@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fails when a header includes something its layer may not. Usage: layering.py <project root>
+"""Fails when a header includes another one that its layer may not include. Usage: layering.py <project root>
 
-The table is in order from the bottom to the top: a layer is a folder or one header, and may include
-itself and what its row names. Rows name only layers above them in this file, so there are no cycles.
+A layer is a folder or one header. It may include itself and the layers that its row of the table names. The
+table begins with the lowest layer. A row names only layers of earlier rows, so there are no cycles.
 """
 import pathlib
 import sys

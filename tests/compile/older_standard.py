@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fails unless a C++17 compiler is told once, and in one line, what is missing. Usage: older_standard.py
-<project root> <compiler>
+"""Fails unless a compiler in C++17 mode says first that C++20 is needed, and then stops.
+Usage: older_standard.py <project root> <compiler>
 
-Tries each header at the top of include/spillway/, which are those a user includes first, and no other:
-each of the rest reaches core/config.hpp by the same way.
+Compiles only the headers directly in include/spillway/, which users include first. All other headers include
+core/config.hpp in the same way.
 """
 import pathlib
 import subprocess

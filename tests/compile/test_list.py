@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fails when a test is never built. Usage: test_list.py <project root>
 
-Every tests/**/NAME_test.{cpp,cu} is named in a CMakeLists.txt of tests/: as a file, or as the NAME that a
-function there adds the ending to.
+Every tests/**/NAME_test.{cpp,cu} must be named in a CMakeLists.txt of tests/: either the file, or NAME, if a
+function there appends the rest of the file's name.
 """
 import pathlib
 import sys

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 
-# A place is a file and what stands around a version there. {v} is the version, {minor} its first two numbers.
+# A place is a file and the text around the version in it. {v} is the version, {minor} its first two numbers.
 PLACES = [
     ("CMakeLists.txt", r"^  VERSION {v}$"),
     ("CITATION.cff", r"^version: {v}$"),
@@ -25,7 +25,7 @@ PLACES = [
     ("python/spillway_tf/setup.py", r'^VERSION = "{v}"$'),
     ("tests/install/consumer/CMakeLists.txt", r"find_package\(spillway {minor} REQUIRED\)"),
 ]
-# What is read, and the places that have to say the same.
+# Where the version of a framework is defined, and the places that have to name the same version.
 FRAMEWORKS = {
     "PyTorch": ("scripts/test-pytorch.sh", [("docs/platforms.md", r"^\| PyTorch, .*\b{v} \|$")]),
     "TensorFlow": ("scripts/test-tensorflow.sh", [("docs/platforms.md", r"^\| TensorFlow, .*\b{v} \|$")]),
@@ -34,14 +34,14 @@ OWN = {"tests/compile/versions.py"}
 
 
 def stale(root: pathlib.Path, places, version: str) -> list[str]:
-    """The places that do not name the version."""
+    """Returns the places that do not name the version."""
     words = {"v": re.escape(version), "minor": re.escape(".".join(version.split(".")[:2]))}
     return [f"{name}: does not name version {version} where it should: {pattern}" for name, pattern in places
             if not re.search(pattern.format(**words), (root / name).read_text(), re.MULTILINE)]
 
 
 def unknown(root: pathlib.Path, version: str) -> list[str]:
-    """Files that name the version and are no place of the table: they would be forgotten at the next one."""
+    """Returns files that name the version but are not in the table, so that the next version would not be checked there."""
     found = subprocess.run(["git", "grep", "-lIF", version], cwd=root, capture_output=True, text=True).stdout.split()
     exact = re.compile(rf"(?<![\w.]){re.escape(version)}(?![\w.]*\d)")
     known = OWN | {name for name, _ in PLACES}

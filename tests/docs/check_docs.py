@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fails when a page of ours says what the tree does not. Usage: check_docs.py <project root>
+"""Fails when a page of the documentation contradicts the source tree. Usage: check_docs.py <project root>
 
-- A link to a file of this project leads to a file, and to a heading that is there.
-- Each name in a table of docs/api.md is declared in the header beside it, and each public name of the
-  headers is in such a table: what is declared in namespace `spillway`, but for the frameworks' adapters.
+- Each link to a file of this project leads to a file and a heading that exist.
+- Each name in a table of docs/api.md is declared in the header beside it. Each public name of the headers is in such
+  a table: the names in namespace `spillway`, except those of the frameworks' adapters.
 - Each member function that docs/one-acquire.md or docs/architecture.md names (`Class::function`) is in the header
-  beside it, or in some header.
-- C++ is under `<!-- region FILE NAME -->`, and is, letter for letter, what FILE holds between the lines
-  `// [NAME]` and `// [NAME end]` (in CMake files `# [NAME]`). FILE is an example or a test, so that what is shown compiles and runs.
+  beside it, or in any header if none is named.
+- C++ code stands under `<!-- region FILE NAME -->`, and equals the lines of FILE between `// [NAME]` and
+  `// [NAME end]` (in CMake files `# [NAME]`). FILE is an example or a test, so that the code compiles and runs.
 """
 import pathlib
 import re
@@ -25,7 +25,7 @@ PUBLIC = {"spillway", "spillway::dlpack"}
 
 
 def pages(root: pathlib.Path) -> list[pathlib.Path]:
-    """Every page of the tree; build folders and hidden ones hold what is not ours."""
+    """Returns every page of the project. Build folders and hidden folders are skipped."""
     found = []
     for page in sorted(root.rglob("*.md")):
         top = page.relative_to(root).parts[0]
@@ -54,7 +54,7 @@ def broken_links(root: pathlib.Path, page: pathlib.Path) -> list[str]:
 
 
 def loose_code(root: pathlib.Path, page: pathlib.Path) -> list[str]:
-    """C++ that is no region of a file, so that nothing compiles it."""
+    """Returns C++ code of a page that is no region of a file, so that nothing compiles it."""
     text = page.read_text()
     shown = re.findall(r"^```(?:cpp|c\+\+|cuda)\n(.*)$", REGION.sub("", text), re.MULTILINE)
     foreign = [name for name, _, _ in REGION.findall(text) if not name.startswith(("examples/", "tests/"))]
@@ -77,7 +77,7 @@ def stale_regions(root: pathlib.Path, page: pathlib.Path) -> list[str]:
 
 
 def public_names(header: pathlib.Path) -> set[str]:
-    """The types and concepts that a header declares in `spillway` or one of its public namespaces."""
+    """Returns the types and concepts that a header declares in `spillway` or one of its public namespaces."""
     names, namespaces, is_lazy = set(), [], False
     for line in header.read_text().splitlines():
         if opened := re.match(r"(?:inline )?namespace ([\w:]+) \{", line):
@@ -85,7 +85,7 @@ def public_names(header: pathlib.Path) -> set[str]:
         elif re.match(r"\}  // namespace", line):
             namespaces.pop()
         elif (found := DECLARATION.match(line)) and "::".join(namespaces) in PUBLIC:
-            # A class that is compiled where it is used has its name as an alias.
+            # Programs know a lazily compiled class `BasicName` by its alias `Name`.
             names.add(found.group(1).removeprefix("Basic") if is_lazy else found.group(1))
         is_lazy = line == "template <class = detail::Lazily>"
     return names

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fails when README.md shows another result of train_beyond_memory than the program prints.
+"""Fails when the output of train_beyond_memory differs from the one that README.md shows.
 Usage: check_readme_run.py <program> <project root>
 
-The bytes that leave and come back are the same in each run on the simulated device. The accuracy is not compared: it
-may depend on the compiler.
+The swapped bytes are the same in each run on the simulated device. The accuracy is not compared, since it may depend on
+the compiler.
 """
 import pathlib
 import re
@@ -14,7 +14,7 @@ PROGRAM, ROOT = sys.argv[1:]
 
 
 def table(text: str) -> list[dict[str, str]]:
-    """The rows of the table of limits, by column."""
+    """Returns the rows of the table of limits, each as a dictionary by column."""
     lines = text[re.search(r"^ *capacity  swapping", text, re.MULTILINE).start():].splitlines()
     names = re.split(r"\s{2,}", lines[0].strip())
     rows = (re.split(r"\s{2,}", line.strip()) for line in lines[1:])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs train_beyond_memory and checks what it prints. Usage: check_training.py <program> <sim|cuda>
+"""Runs train_beyond_memory and checks its output. Usage: check_training.py <program> <sim|cuda>
 
-Without a GPU, `cuda` ends with status 77, or with 1 if SPILLWAY_REQUIRE_GPU is set in the environment.
+Without a GPU, `cuda` exits with 77, or fails if SPILLWAY_REQUIRE_GPU is set in the environment.
 """
 import json
 import os
@@ -41,7 +41,7 @@ def check_short_training() -> None:
 
 
 def check_mnist_folder() -> None:
-    """Pictures of 4 x 4 pixels: column `label % 4` is bright."""
+    """Trains on a folder in MNIST's format. In a picture of 4 x 4 pixels the column `label` is bright."""
     with tempfile.TemporaryDirectory() as folder:
         for part, count in (("train", 64), ("t10k", 20)):
             labels = bytes(i % 4 for i in range(count))
@@ -73,7 +73,7 @@ def check_recordings() -> None:
         swapped_out = sum(e["args"]["bytes"] for e in events if e["name"] in ("swap_out", "copy_out"))
         assert swapped_out == last["swapped_out_bytes"] > 0, (swapped_out, last)
         assert sum(e["name"] == "step" for e in events) == report["steps"], report
-        if DEVICE == "sim":  # it says when copies and kernels ran
+        if DEVICE == "sim":  # which records when copies and kernels ran
             for name in ("kernel", "copy_to_host", "copy_to_device"):
                 assert any(e["name"] == name and e["ph"] == "X" and e["dur"] > 0 for e in events), name
         segments = json.loads(snapshot.read_text())["segments"]
@@ -82,11 +82,11 @@ def check_recordings() -> None:
 
 
 def check_recomputation() -> None:
-    """Over a link that takes longer than the layers, what they made is computed again, in the same bits."""
+    """If the link is slower than the layers, activations are recomputed instead of copied, with the same bits."""
     arguments = ["--epochs", "1", "--blocks", "8", "--width", "16", "--batch", "64", "--capacity", "0.4",
-                 "--link-gbps", "0.002", "--json"]  # 2 ms for 4 KiB
+                 "--link-gbps", "0.002", "--json"]  # a copy of 4 KiB takes 2 ms
     copied, made = (json.loads(run(*arguments, "--recompute", "--recompute-us", time).stdout)["runs"][1]
-                    for time in ("10000", "10"))  # stated, so that the result does not depend on the machine's load
+                    for time in ("10000", "10"))  # given, not measured, so that the machine's load does not matter
     assert copied["bitwise_equal"] and copied["recomputed_bytes"] == 0, copied
     assert made["bitwise_equal"] and made["recomputed_bytes"] > 0, made
     assert "--recompute-us" in run("--recompute-us", "-1", status=2).stderr

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# Builds a program of another project, which takes the library in by WAY, and runs it. Works in the empty
-# folder WORK_DIR.
+# Builds and runs a program of another project, which uses the library in the way that WAY names. All files are
+# written to the folder WORK_DIR, which is emptied first.
 
 set(program ${SOURCE_DIR}/examples/01_hello_swap/main.cpp)
 set(target spillway::spillway)
 set(components)
-set(refusal)  # what a configuration that must fail has to say
+set(refusal)  # the error that CMake must report, if it must fail
 file(REMOVE_RECURSE ${WORK_DIR})
 file(MAKE_DIRECTORY ${WORK_DIR})
 
@@ -13,7 +13,7 @@ macro(run)
   execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
 endmacro()
 
-# Installs a package that was configured with the given options and nothing to build.
+# Configures the project with the given options and nothing to build, and installs the package.
 macro(install_with)
   run(${CMAKE_COMMAND} -S ${SOURCE_DIR} -B ${WORK_DIR}/spillway -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX}
       -DSPILLWAY_BUILD_TESTS=OFF -DSPILLWAY_BUILD_EXAMPLES=OFF -DSPILLWAY_BUILD_BENCHMARKS=OFF ${ARGN})
@@ -26,7 +26,7 @@ if(WAY STREQUAL "include_path")
   run(${WORK_DIR}/consumer)
   return()
 elseif(WAY STREQUAL "single_header")
-  # All of the library under the one name that the program includes, and nothing else to be found.
+  # The single header gets the name that the program includes. No other header is in the include path.
   foreach(time IN ITEMS first second)
     execute_process(COMMAND ${PYTHON} ${SOURCE_DIR}/scripts/single-header.py OUTPUT_VARIABLE ${time}
                     COMMAND_ERROR_IS_FATAL ANY)
@@ -39,10 +39,10 @@ elseif(WAY STREQUAL "single_header")
   run(${WORK_DIR}/consumer)
   return()
 elseif(WAY STREQUAL "add_subdirectory")
-  set(program ${SOURCE_DIR}/tests/install/consumer/plain.cpp)  # find_package tries a larger one
+  set(program ${SOURCE_DIR}/tests/install/consumer/plain.cpp)  # a small one; find_package builds a larger one
   set(how -DSPILLWAY_SOURCE_DIR=${SOURCE_DIR} -DSPILLWAY_CUDA=${CUDA})
 elseif(WAY MATCHES "^(fetch_content|cpm)$")
-  # The address leads nowhere: both take the tree that is here instead of a download.
+  # The address does not exist: both must use this source tree instead of a download.
   set(how -DSPILLWAY_ADDRESS=https://spillway.invalid -DCPM_FILE=${CPM_FILE} -DSPILLWAY_CUDA=${CUDA}
           -DFETCHCONTENT_SOURCE_DIR_SPILLWAY=${SOURCE_DIR} -DCPM_spillway_SOURCE=${SOURCE_DIR})
 elseif(WAY STREQUAL "find_package")
@@ -94,7 +94,7 @@ if(refusal)
 endif()
 run(${configure})
 if(WAY MATCHES "^(fetch_content|cpm)$")
-  return()  # that the target is there is all that differs from add_subdirectory
+  return()  # enough: apart from that the way is the same as add_subdirectory
 endif()
 run(${CMAKE_COMMAND} --build ${WORK_DIR}/build)
 run(${WORK_DIR}/build/consumer)

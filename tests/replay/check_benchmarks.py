@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs bench_overlap and bench_eviction_quality on a small trace and checks what they refuse.
+"""Runs bench_overlap and bench_eviction_quality on a small trace, and checks which options they refuse.
 
 Usage: check_benchmarks.py FOLDER-OF-PROGRAMS"""
 import pathlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs spillway-replay on small traces and checks what it says. Usage: check_replay.py PROGRAM"""
+"""Runs spillway-replay on small traces and checks its output. Usage: check_replay.py PROGRAM"""
 import csv
 import io
 import json
@@ -47,7 +47,7 @@ def replay(text, *options):
 
 
 def lifetimes(seed, buffers=400):
-    """Random lifetimes; 400 buffers of up to 64 KiB."""
+    """Returns a trace with random lifetimes of buffers of up to 64 KiB."""
     draw = random.Random(seed)
     rows = ["id,lower,upper,size"]
     for i in range(buffers):
@@ -57,7 +57,7 @@ def lifetimes(seed, buffers=400):
 
 
 def network(layers=24, size=100_000):
-    """A network's training step: activations kept for the way back, weights for ever."""
+    """Returns a trace of a training step. Layers keep their activations for the backward pass; weights are never freed."""
     rows = ["step,id,size,weight,kernel_ns"]
     step = 0
     for layer in [*range(layers), *reversed(range(layers))]:
@@ -70,7 +70,7 @@ def network(layers=24, size=100_000):
     return "\n".join(rows) + "\n"
 
 
-# At exactly the peak, with nothing swapped, compaction alone makes room; without it, it does not.
+# At a capacity of exactly the peak and without swapping, compaction makes all traces fit; without it some do not.
 moved = 0
 refused = 0
 for seed in range(5):
@@ -84,13 +84,13 @@ for seed in range(5):
 expect(moved > 0, "some of the random traces need compaction")
 expect(refused > 0, "some of the random traces cannot do without it")
 
-# The least bytes: three buffers of which two live at once; sizes round up to 256 B.
+# The lower bound: at most two of three buffers live at once. Sizes are rounded up to 256 B.
 small = "id,lower,upper,size\n1,0,10,1000\n2,5,20,2000\n3,10,30,512\n"
 expect(replay(small)["lower_bound_bytes"] == 1024 + 2048, "lower bound of a small trace")
 expect(replay(small, "--scale", "2")["lower_bound_bytes"] == 2048 + 4096, "scaled lower bound")
 expect(replay(small, "--capacity", "1KiB", "--no-swap")["failed_at"] == 1, "failed_at names the operation")
 
-# Steps that repeat: everything is verified on the simulated device, and prediction beats recency.
+# Repeated steps: all bytes are verified on the simulated device, and prediction is better than LRU.
 trace = network()
 whole = replay(trace, "--capacity", "1.0x", "--steps", "3")
 expect(whole["swapped_in_bytes"] == 0 and whole["evictions"] == 0, "nothing leaves at the peak")
@@ -117,7 +117,7 @@ expect(model["steps"][0]["swapped_in_bytes"] == sim["steps"][0]["swapped_in_byte
        "the model decides as the device does")
 expect(not replay(trace, "--capacity", "0.05x")["completed"], "less than one operation's operands fails")
 
-# What can be made again leaves without a copy, and its bytes are the same.
+# Blocks with a recipe are dropped instead of copied, and come back with the same bytes.
 cheap = trace.replace(",1000000\n", ",1000\n")
 for device, options in (("sim", ["--verify"]), ("model", [])):
     copied, made = (replay(cheap, "--capacity", "0.4x", "--steps", "3", "--device", device, *options, *more)
@@ -138,7 +138,7 @@ expect(replay(cheap, "--capacity", "0.4x", "--steps", "28", "--recompute")["simu
 expect(run(cheap, "--recompute=often")[0] == 2, "an unknown rule is refused")
 expect(run(lifetimes(1), "--recompute")[0] == 2, "lifetimes do not say what makes a buffer")
 
-# A faster link never makes it slower.
+# A faster link does not increase the simulated time.
 slow, fast = (replay(trace, "--capacity", "0.5x", "--steps", "2", "--link-gbps", gbps)["simulated_ns"]
               for gbps in ("0.5", "50"))
 expect(slow > fast, f"a slow link takes longer: {slow} against {fast}")
@@ -151,7 +151,7 @@ status, out, _ = run(trace, "--sweep", "0.5x:1.0x:2", "--codec-ratio", "2", "--l
 expect("host link 25 GB/s each way" in out and "2 times" in out, f"a sweep names the link, and what a codec makes of it: {out}")
 expect(run(trace, "--codec-ratio", "2", "--device", "cuda")[0] == 2, "a GPU's link is what it is")
 
-# A sweep says what the last step costs at each capacity, and why where it does not work.
+# A sweep prints the cost of the last step at each capacity, or why the replay fails.
 def sweep(text, *options):
     status, out, err = run(text, *options, "--csv")
     expect(not err, f"{options}: {err}")
@@ -197,7 +197,7 @@ for more in ([], ["--sweep", "0.5x:1.0x:2"]):
 status, rows = sweep(trace, "--sweep", "0.5x:1.0x:2", "--device", "sim", "--kernel-scale", "0.01", "--verify")
 expect(status == 0 and float(rows[0]["slowdown"]) >= 1, f"on the device kernels take real time: {rows}")
 
-# A picture of sweeps over two links, one after the other.
+# draw-sweep.py draws the concatenated sweeps of two links.
 def plot(text):
     return subprocess.run([sys.executable, DRAW_SWEEP, "A <step>"], input=text, capture_output=True, text=True)
 
@@ -224,7 +224,7 @@ for options in (["--live", "0"], ["--live", "2", "--operands", "3", "--weights",
     refused = subprocess.run([sys.executable, MAKE_TRACE, *options], capture_output=True, text=True)
     expect(refused.returncode == 2 and not refused.stdout, f"no trace of {options}: {refused.stderr}")
 
-# Transfers that a schedule sees coming hide behind kernels.
+# Copies that the schedule predicts run while kernels do.
 def steady(*options):
     result = replay(trace, "--capacity", "0.5x", "--steps", "4", "--link-gbps", "0.1", *options)
     return result["steps"][-1]["simulated_ns"] / (result["compute_ns"] / 4)
@@ -233,7 +233,7 @@ def steady(*options):
 waiting, hiding = steady("--eviction", "lru", "--prefetch", "off"), steady()
 expect(hiding < 1.1 and hiding - 1 < (waiting - 1) / 4, f"prefetching hides transfers: {hiding} of {waiting}")
 
-# A made-up trace is the same every time, and as large as asked for.
+# make-trace.py writes the same trace each time, of the size that its options name.
 made = [subprocess.run([sys.executable, MAKE_TRACE, "--operations", "2000", "--live", "100", "--weights", "10"],
                        capture_output=True, text=True, check=True).stdout for _ in range(2)]
 expect(made[0] == made[1], "the same options make the same trace")
@@ -275,7 +275,7 @@ expect(replay(small.rstrip("\n").replace("\n", "\r\n"))["lower_bound_bytes"] == 
 with open("/dev/zero") as endless:
     done = subprocess.run([PROGRAM, "/dev/stdin"], stdin=endless, capture_output=True, text=True, timeout=60)
 expect(done.returncode == 2 and "a line of more than" in done.stderr, f"input without an end is refused: {done.stderr!r}")
-# A timeline has what the statistics count, and shows that copies run while kernels do.
+# A timeline contains the bytes that the statistics count, and shows that copies run while kernels do.
 timeline = folder / "timeline.json"
 result = replay(network(), "--capacity", "0.5x", "--steps", "2", "--timeline", str(timeline))
 events = json.loads(timeline.read_text())["traceEvents"]
@@ -283,7 +283,7 @@ spans = {name: [(one["ts"], one["ts"] + one["dur"]) for one in events if one["ph
          for name in ("kernel", "copy_to_host", "copy_to_device")}
 moved = {name: sum(one["args"]["bytes"] for one in events if one["ph"] == "X" and one["name"] == name)
          for name in ("copy_to_host", "copy_to_device")}
-rounded = 100_096 / 100_000  # a block of the trace takes up whole granules, of which its bytes are copied
+rounded = 100_096 / 100_000  # statistics count whole granules, spans count the block's bytes
 expect({name: round(count * rounded) for name, count in moved.items()} ==
        {"copy_to_host": result["swapped_out_bytes"], "copy_to_device": result["swapped_in_bytes"]},
        f"the timeline has all bytes: {moved}")
@@ -305,7 +305,7 @@ with open("/dev/full", "w") as full:
 done = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True)
 expect(done.returncode == 0 and done.stdout.startswith("spillway-replay 0."), f"--version: {done}")
 
-# A sweep prints each row when it is done: the reader of a pipe sees the first before the program ends.
+# A sweep prints each row when it is done, so that the reader of a pipe sees it before the program ends.
 (folder / "trace.csv").write_text(network(layers=200))
 sweeping = subprocess.Popen([PROGRAM, str(folder / "trace.csv"), "--sweep", "0.5x:1.0x:40", "--steps", "50", "--csv"],
                             stdout=subprocess.PIPE, text=True)
@@ -313,16 +313,16 @@ first = [sweeping.stdout.readline() for _ in range(2)]
 expect(sweeping.poll() is None and first[1].count(",") == first[0].count(","), f"the first row comes before the last: {first}")
 sweeping.terminate()
 sweeping.wait()
-# On a terminal one line of its own, written over, says which capacity is being tried.
+# On a terminal, standard error shows in one line, which is overwritten, which capacity is being replayed.
 terminal, standard_error = os.openpty()
 done = subprocess.run([PROGRAM, str(folder / "trace.csv"), "--sweep", "0.5x:1.0x:2", "--csv"], stdout=subprocess.PIPE,
                       stderr=standard_error, text=True)
 os.close(standard_error)
 said = ""
 try:
-    while part := os.read(terminal, 4096).decode():  # a terminal gives what was written piece by piece
+    while part := os.read(terminal, 4096).decode():  # a read may return a part of what was written
         said += part
-except OSError:  # how a terminal ends on Linux
+except OSError:  # on Linux this is the end of the terminal's output
     pass
 expect("capacity 1 of 2: " in said and "capacity 2 of 2: " in said and said.endswith("\x1b[K") and "\n" not in said,
        f"a sweep says how far it is: {said!r}")

@@ -4,24 +4,26 @@
 usage: compare_with_optimum.py PROGRAM [--graphs N] [--most-operations N] [--seed N] [--seconds S]
                                [--traces FOLDER] [--cuts N] [--recompute | --no-recompute]
 
-PROGRAM is spillway-replay. Each graph is a random training step, and with --traces a cut-out of a recorded one, at a random
-capacity over a random link. For each block that is not in use the program decides whether and when it stays, is copied to the host and
-back, or is dropped and made again by the operation that made it, for a use of its own or for others to be made of it. HiGHS solves it (`highspy` from PyPI;
-exit status 77 where it is missing), or proves a lower bound within the time limit. --seconds bounds the time for one graph.
+PROGRAM is spillway-replay. Each graph is a random training step or, with --traces, also a cut-out of a recorded one, at a random
+capacity and with a link of random bandwidth. The mixed-integer program (MIP) decides for each block that is not in use whether and when
+it stays resident, is copied to the host and back, or is dropped and recomputed by the operation that made it. A block is recomputed
+before its own next use, or as an operand of another recomputation. HiGHS solves the MIP (`highspy` from PyPI; exit status 77 if it is
+missing), or proves a lower bound within the time limit. --seconds is the time limit for one graph.
 
-The program is a relaxation: no plan can take less time than its optimum, but the optimum need not be a plan. It leaves out
-- what happens between two moments: the capacity holds when an operation begins and when it ends, and copies and recomputations
-  in between may come in any order, several parts of a copy at different times. Only a block that leaves and comes back between the same two
-  moments is copied out before it is copied in, and of two blocks that are made again there and stay, the second is made beside the first;
-- what the step before has left to do: a step may begin with any weights there, as long as it ends with the same, and all weights have
-  their copies on the host;
-- addresses: free bytes are one range, and nothing is ever moved.
-While a block is made again, there has to be room for it, for what it is made of, and for all that is there before and after and does not
-leave and come back meanwhile. The program shares with the library that a block is made again alone, by the operation that made it,
-if no operand ended there.
+The MIP is a relaxation: no plan can take less time than its optimum, but the optimum need not be a possible plan. It does not model
+- the order of events between two moments, where an operation begins or ends. The capacity is checked at these moments only. Copies and
+  recomputations between two moments may run in any order, and a copy may be split. There are two exceptions: a block that leaves and
+  comes back between the same two moments is copied out before it is copied in; and if two blocks are recomputed between the same two
+  moments and stay, there has to be room for the first one while the second one is recomputed;
+- work that is left from the step before. A step may begin with any set of resident weights, as long as it ends with the same set, and
+  the host has copies of all weights;
+- addresses. Free memory counts as one range, so that no block has to be moved.
+While a block is recomputed, there has to be room for it, for its operands, and for all blocks that are resident before and after and do
+not leave and come back meanwhile. As in the library, a block can be recomputed only on its own, by the operation that made it, and only
+if that operation was the last use of none of its operands.
 
-Fails if a step takes less than the bound, which would mean that the bound is wrong, if the bound of least_with_recipes.py, which is for
-whole traces, is more than the optimum, or if a replay fails.
+Fails if a step takes less time than the bound, since the bound must then be wrong; if the bound of least_with_recipes.py, which is for
+whole traces, is more than the optimum; or if a replay fails.
 """
 import argparse
 import collections
@@ -36,7 +38,7 @@ from step_graph import GRANULE, Graph, Program, read_trace, replay_ns
 
 
 def random_graph(draw, operations):
-    """A step of training: a way forward, and a way back that reads what the way forward left."""
+    """Returns a random training step: a forward pass, and a backward pass that reads the activations of the forward pass."""
     forward = max(2, operations // 2)
     unit = 1 << 20
     graph = Graph({}, set(), [])
@@ -77,8 +79,8 @@ def random_graph(draw, operations):
 
 
 def cut_of_trace(draw, path, operations):
-    """Operations of a recorded step in the order of time: as many from the way forward as from the way back, around the
-    middle or, so that absences are long, some way from it."""
+    """Returns a step that consists of some operations of a recorded one, in the same order: consecutive operations of the
+    forward pass, and as many later operations that use their blocks."""
     whole = read_trace(path)
     half = operations // 2
     at = draw.randrange(0, max(1, len(whole.operations) // 3 - half))
@@ -92,16 +94,16 @@ def cut_of_trace(draw, path, operations):
 
 @dataclasses.dataclass
 class Gap:
-    """A time in which a block is not in use: the moments `first` to `last`, with columns for each of them."""
+    """A time in which a block is not in use: the moments `first` to `last`. Each list has a column for each of these moments."""
     first: int
     last: int  # included
-    room: list  # whether the block takes room
-    there: list  # the part of its bytes that is there
-    copied_in: list  # the part that is copied in in the stretch after the moment
-    made: list  # whether it is made again in that stretch; empty if it cannot be
+    room: list  # whether memory is allocated for the block
+    there: list  # the part of its bytes that is resident
+    copied_in: list  # the part that is copied in during the stretch after the moment
+    made: list  # whether it is recomputed in that stretch; empty if it cannot be
 
     def there_after(self, moment):
-        """Terms whose sum limits the part that is there at the end of the stretch after a moment."""
+        """Returns terms whose sum is an upper bound of the part that is resident at the end of the stretch after a moment."""
         columns = [self.there, self.copied_in] + ([self.made] if self.made else [])
         return [(column[moment - self.first], 1.0) for column in columns]
 
@@ -111,9 +113,9 @@ def negative(terms):
 
 
 def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
-    """The least time of a step, or a lower bound of it. @returns (nanoseconds, whether it is the optimum of the program)
+    """Returns the least time of a step, or a lower bound of it, in nanoseconds, and whether it is the optimum of the MIP.
 
-    Operation i begins at moment 2 i and ends at moment 2 i + 1. Stretch m is the time from moment m to the next one.
+    Operation i begins at moment 2 i and ends at moment 2 i + 1. Stretch m is the time from moment m to moment m + 1.
     """
     program = Program(highspy)
     count = 2 * len(graph.operations)
@@ -123,38 +125,38 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
         for block in blocks:
             uses[block].append(i)
     born = {block: operations[0] for block, operations in uses.items() if block not in graph.weights}
-    # By block: what it is made of, as far as it can be made again.
+    # By block that can be recomputed: its operands.
     recipes = {}
     if recompute:
         for block, birth in born.items():
             operands = [other for other in graph.operations[birth][1] if other in graph.weights or born[other] < birth]
             if len(uses[block]) > 1 and all(other in graph.weights or uses[other][-1] > birth for other in operands):
                 recipes[block] = operands
-    needed_until = collections.defaultdict(int)  # by block, for others to be made of it
+    needed_until = collections.defaultdict(int)  # by block: up to which operation recomputations need it
     for block in sorted(recipes, key=lambda block: -born[block]):
         for other in recipes[block]:
             needed_until[other] = max(needed_until[other], uses[block][-1], needed_until[block])
 
-    # In units of all kernels. Between two operations passes as long as is needed.
+    # The unit of time is the sum of all kernel times. The time between two operations is as long as needed.
     kernel = [kernel_ns * scale for kernel_ns, _ in graph.operations]
     stretch = []
     for time in kernel:
         stretch.append(program.column(lower=time, upper=time, cost=1.0))
         stretch.append(program.column(upper=float("inf"), cost=1.0))
-    outs = [[] for _ in range(count)]  # what is copied out in a stretch
+    outs = [[] for _ in range(count)]  # by stretch: the bytes that are copied out
     ins = [[] for _ in range(count)]
     work = [[] for _ in range(count)]
-    room = [[] for _ in range(count)]  # at each moment, beside `fixed`
+    room = [[] for _ in range(count)]  # by moment: the bytes of blocks in a gap; `fixed` are those of blocks in use
     fixed = [0.0] * count
     idle = collections.defaultdict(list)
-    link = link_gbps / scale  # bytes in one unit of time
+    link = link_gbps / scale  # bytes per unit of time
 
-    out = collections.defaultdict(dict)  # by block and stretch: the part that is copied out in it
+    out = collections.defaultdict(dict)  # by block and stretch: the part that is copied out
     copied = collections.defaultdict(dict)  # by block and stretch: the part that is copied in
-    made = collections.defaultdict(dict)  # by block and stretch: whether it is made again
+    made = collections.defaultdict(dict)  # by block and stretch: whether it is recomputed
 
     def after_copy_out(block, moment, copied_in):
-        """What is copied in was copied out whole before, also in the same stretch: then one comes after the other."""
+        """A block can be copied in only after all of it was copied out. In the same stretch the copies run one after the other."""
         if block in graph.weights:
             return
         is_on_host = program.column(integral=True)
@@ -195,7 +197,7 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
             if must_return:
                 program.row(negative(gap.there_after(last)), -1.0)
         if is_weight and operations[-1] + 1 < len(graph.operations):
-            # The next step begins as this one does.
+            # At the end of the step the same parts of weights are resident as at its begin.
             at_first = [(idle[block][-2].there[0], 1.0)] if operations[0] > 0 else []
             program.row(at_first + negative(idle[block][-1].there_after(count - 1)), 0.0 if at_first else -1.0)
         returns_until = max([operations[-1] * 2] + [last + 1 for _, last, _ in gaps])
@@ -218,7 +220,7 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
     def is_in_use(block, moment):
         return moment // 2 in uses[block]
 
-    # By stretch between two operations and block: terms whose sum is at least 1 if the block is there all the time.
+    # By stretch between two operations and by block: terms whose sum is at least 1 if the block is resident throughout.
     through = collections.defaultdict(dict)
     for block in uses if recipes else ():
         size = float(graph.sizes[block])
@@ -232,7 +234,7 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
             terms += [(before.room[moment - before.first], 1.0)] if before else []
             terms += [(after.room[moment + 1 - after.first], 1.0)] if after else []
             through[moment][block] = terms, 1.0 - (before is not None) - (after is not None)
-            # What leaves comes back by a copy, or is made again.
+            # A block that leaves in the stretch comes back by a copy or by recomputation.
             back = [(leaves, 1.0)]
             if before:
                 back += [(before.copied_in[moment - before.first], -1.0)]
@@ -255,7 +257,7 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
         return {block, *recipes[block]}
 
     def there_at(block, moment):
-        """A term that is 1 if the block takes room at a moment, and a constant to be added to it."""
+        """Returns terms and a constant whose sum is 1 if memory is allocated for the block at a moment, else 0."""
         gap = gap_at(block, moment)
         return ([(gap.room[moment - gap.first], 1.0)], 0.0) if gap else ([], float(is_in_use(block, moment)))
 
@@ -267,7 +269,7 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
             others = {other: terms for other, terms in through[moment].items() if other not in needed}
             needed_bytes = float(sum(graph.sizes[other] for other in needed))
             all_bytes = needed_bytes + sum(graph.sizes[other] for other in others)
-            if all_bytes > capacity:  # a constraint only if the block is made
+            if all_bytes > capacity:  # this row is a constraint only if the block is recomputed
                 most = 1.0 - needed_bytes / capacity + (all_bytes - capacity) / capacity
                 terms = [(is_made, (all_bytes - capacity) / capacity)]
                 for other, (columns, constant) in others.items():
@@ -281,7 +283,7 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
                     other_gap = gap_at(other, moment)
                     there = [] if other_gap is None else other_gap.there_after(moment)
                     program.row([(is_made, 1.0)] + negative(there), 0.0)
-            # Of two blocks that are made and stay, the second one is made beside the first.
+            # If two blocks are recomputed in this stretch and stay, the first one is resident while the second one is recomputed.
             for other in recipes:
                 if other <= block or moment not in made[other]:
                     continue
@@ -304,15 +306,15 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
 
 
 def known_cases(highspy):
-    """Graphs whose optimum is plain."""
+    """Yields graphs whose optimum is known: name, graph, capacity, whether blocks may be recomputed, nanoseconds."""
     mb = 1_000_000 // GRANULE * GRANULE
-    # Block 0 takes 1 ms each way over 1 GB/s. Where three blocks fit, it comes back behind a kernel; where two fit, after it.
+    # A copy of block 0 takes 1 ms in each direction. If three blocks fit, it comes back while a kernel runs; if two fit, after it.
     away = Graph({0: mb, 1: mb, 2: mb, 3: mb}, set(),
                  [(2_000_000, [0]), (1_000_000, [0, 1]), (1_000_000, [1, 2]), (1_000_000, [2, 3]), (1_000_000, [0])])
     yield "all fits", away, 4 * mb, False, 6_000_000
     yield "copies hide", away, 3 * mb, False, 6_000_000
     yield "a copy waits for room", away, 2 * mb, False, 7_000_000
-    # The way back needs all that the way forward made, in the other order, and one beside the operands fits.
+    # Block 0 is made first and used again last. Only three blocks fit, so it has to leave.
     chain = Graph({i: mb for i in range(6)}, set(),
                   [(1000, blocks) for blocks in ([0], [0, 1], [1, 2], [2, 3], [3, 4], [2, 4, 5], [0, 5])])
     yield "a copy there and back", chain, 3 * mb, False, 2_003_872
@@ -327,7 +329,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--traces", type=pathlib.Path, help="folder of access traces to cut graphs from")
-    parser.add_argument("--cuts", type=int, default=3, help="cut-outs of each trace")
+    parser.add_argument("--cuts", type=int, default=3, help="how many graphs are cut from each trace")
     parser.add_argument("--recompute", action=argparse.BooleanOptionalAction, default=True)
     arguments = parser.parse_args()
     try:

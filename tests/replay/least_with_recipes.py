@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lower bound of the time that a step of an access trace can take with copies and recipes, beside spillway-replay.
+"""Computes a lower bound of the step time of an access trace with copies and recipes, and compares spillway-replay with it.
 
 usage: least_with_recipes.py PROGRAM TRACE... [--link-gbps LIST] [--capacity LIST] [--segments N]
 
-PROGRAM is spillway-replay. For each trace, link and capacity (a factor of the peak) a linear program gives a time that no plan can beat;
-HiGHS solves it (`highspy` from PyPI; exit status 77 where it is missing). Printed is what the replay with tuned recipes takes over it.
+PROGRAM is spillway-replay. For each trace, link and capacity (a factor of the peak) a linear program (LP) gives a time that no plan can
+beat. HiGHS solves the LP (`highspy` from PyPI; exit status 77 if it is missing). The output is the ratio of the time of the replay with
+tuned recipes to this time.
 
-The program cuts the step into segments and knows of each absence of a block how much of the block comes back by a copy and how much by
-being made again. Blocks count as divisible. It asks that
-- at the begin of each operation enough is away, and at the begin of each segment no more than is away in the absences of that moment;
-- a stretch of segments lasts as long as its operations with all that is made again in absences inside it, as the copies in of what
-  was away at its begin and is used in it, and as the copies out of what was made in it and is away at its end.
-It leaves out what a block is made of: that it has to be there, or to be made again itself. So it may be far below what can be reached
-where much is made again.
+The LP divides the step into segments. Its columns say for each absence of a block which part of the block comes back by a copy, and
+which part by recomputation. Blocks count as divisible. The rows say that
+- at the begin of each operation enough bytes are away, and at the begin of each segment no more than the absences at that time allow;
+- a sequence of segments lasts at least as long as its operations and all recomputations for absences inside it; as the copies of what
+  was away at its begin and is used in it; and as the copies to the host of what was made in it and is away at its end.
+The LP does not model that the operands of a recomputation have to be resident, or to be recomputed as well. So the bound may be far
+below the reachable time if much is recomputed.
 
-compare_with_optimum.py, whose program is exact in more ways but for small graphs only, checks that no bound is above its optimum.
+compare_with_optimum.py has a more exact program, which can be solved for small graphs only. It checks that no bound of this script is
+above its optimum.
 """
 import argparse
 import collections
@@ -25,13 +27,14 @@ from step_graph import GRANULE, Program, read_trace, replay_ns
 
 
 class Absence:
-    """A time between two uses of a block. `spans`: the operations [first, last] at which it may be away; two where it
-    lasts from one step to the next. `use`: the operation that ends it; the number of operations if it ends with the step."""
+    """A time between two uses of a block. `spans`: the ranges of operations [first, last] in which the block may be away; two
+    if the absence lasts from one step to the next. `use`: the operation that ends the absence, or the number of operations if
+    the end of the step does."""
 
     def __init__(self, program, block, spans, use, may_be_made):
         self.block, self.spans, self.use = block, spans, use
         self.copied = program.column()  # the part that comes back by a copy
-        self.made = program.column() if may_be_made else None  # and by being made again
+        self.made = program.column() if may_be_made else None  # the part that is recomputed
         if may_be_made:
             program.row([(self.copied, 1.0), (self.made, 1.0)], 1.0)
 
@@ -82,7 +85,7 @@ def least_ns(highspy, graph, capacity, link_gbps, recompute, segments):
     for operation in range(1, count):
         alive[operation] += alive[operation - 1]
 
-    changes = [[] for _ in range(count + 1)]  # of what is away
+    changes = [[] for _ in range(count + 1)]  # changes of the bytes that are away, by operation
     for absence in absences:
         for first, last in absence.spans:
             for column in absence.columns():
@@ -94,8 +97,8 @@ def least_ns(highspy, graph, capacity, link_gbps, recompute, segments):
         program.row([(column, 1.0), *away, *((other, -factor) for other, factor in changes[operation])], 0.0, 0.0)
         away = [(column, -1.0)]
 
-    # A block may leave later than its absence allows and come back earlier. So what is away at the begin of a segment
-    # has columns of its own, by absence: those of what comes back by a copy.
+    # A block may leave later and come back earlier than its absence allows. So there are more columns, which say which part
+    # of it is away at the begin of a segment. `at_begin` has, by absence, those of the parts that come back by a copy.
     at_begin = [{} for _ in range(segments + 1)]
     for segment in range(1, segments):
         operation = begin[segment]
@@ -115,7 +118,7 @@ def least_ns(highspy, graph, capacity, link_gbps, recompute, segments):
             program.row([(absence.copied, 1.0), (column, -1.0)], 0.0)
 
     def out_by(block, end_segment, end):
-        """The part of a block that is copied out by then, or a part of it."""
+        """Returns a column that is a lower bound of the part of a block that has been copied out at `end`, or None."""
         if end_segment == segments:
             return copied_out[block]
         away = [at_begin[end_segment][absence] for absence in of_block[block] if absence in at_begin[end_segment]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step of a program, read from an access trace or made up, mixed-integer programs about it for HiGHS, and its replay."""
+"""A step of a program, which is read from an access trace or synthetic; linear and mixed-integer programs for HiGHS; replays."""
 import collections
 import csv
 import dataclasses
@@ -23,7 +23,7 @@ class Graph:
         return max(sum(self.sizes[block] for block in blocks) for _, blocks in self.operations)
 
     def peak(self):
-        """Bytes that are alive at once at most; weights always are."""
+        """Returns the most bytes that are alive at once. Weights are always alive."""
         first, last = {}, {}
         for i, (_, blocks) in enumerate(self.operations):
             for block in blocks:
@@ -56,7 +56,7 @@ def read_trace(path):
 
 
 class Program:
-    """Collects columns and rows for HiGHS."""
+    """A linear or mixed-integer program for HiGHS, to which columns and rows can be added."""
 
     def __init__(self, highspy):
         self.highspy = highspy
@@ -71,7 +71,7 @@ class Program:
         return len(self.cost) - 1
 
     def row(self, terms, at_most, at_least=float("-inf")):
-        """`terms`: (column, factor), where a column may come twice."""
+        """Adds a constraint for the sum of `terms`, which are pairs (column, factor). A column may occur twice."""
         factors = collections.defaultdict(float)
         for column, factor in terms:
             factors[column] += factor
@@ -82,7 +82,7 @@ class Program:
         self.row_lower.append(at_least)
 
     def solve(self, seconds):
-        """Returns (the proven lower bound, whether it is the optimum)."""
+        """Returns the proven lower bound of the cost, and whether it is the optimum."""
         highspy = self.highspy
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = len(self.cost), len(self.row_upper)
@@ -110,8 +110,8 @@ class Program:
 
 
 def replay_ns(program, path, capacity, link_gbps, recompute):
-    """The mean time of the last eight of 36 steps, or nothing if there was no room. Recomputation is tuned in 24, and what
-    these leave to do shows in the next ones."""
+    """Returns the mean time of the last eight of 36 steps, or None if the step does not fit. Recomputation is tuned in the first
+    24 steps, and work that these have left may delay the next ones."""
     steps, last = 36, 8
     done = subprocess.run([program, path, "--device", "model", "--capacity", str(capacity), "--link-gbps", str(link_gbps),
                            "--steps", str(steps), "--json", *(["--recompute"] if recompute else [])],

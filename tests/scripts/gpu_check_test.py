@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench/gpu_check.sh prints when its time is over or its build fails. Usage: gpu_check_test.py <project root>
+"""Checks what bench/gpu_check.sh prints when its time is over or its build fails. Usage: gpu_check_test.py <project root>
 
-Nothing is built: a cmake that fails stands in its place, and no GPU is asked for.
+Nothing is built, since a script that fails replaces cmake. Another script replaces nvidia-smi, so that no GPU is needed.
 """
 import os
 import pathlib

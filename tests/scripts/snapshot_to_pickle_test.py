@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fails unless a snapshot survives scripts/snapshot-to-pickle.py and is what PyTorch's viewers expect.
+"""Fails unless scripts/snapshot-to-pickle.py keeps the contents of a snapshot and writes what PyTorch's viewers expect.
 
 Usage: snapshot_to_pickle_test.py <program that prints a snapshot> <scripts/snapshot-to-pickle.py>
 """
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-# What the viewer in the browser understands of pickle's language.
+# The opcodes of pickle that the viewer in the browser understands.
 KNOWN_OPCODES = set(
     "APPEND APPENDS BINFLOAT BINGET BININT BININT1 BININT2 BINPUT BINUNICODE DICT EMPTY_DICT EMPTY_LIST "
     "EMPTY_TUPLE FRAME LIST LONG1 LONG_BINGET LONG_BINPUT MARK MEMOIZE NEWFALSE NEWTRUE NONE PROTO SETITEM "
@@ -45,6 +45,6 @@ for segment in snapshot["segments"]:
 (failure,) = [entry for entry in snapshot["device_traces"][0] if entry["action"] == "oom"]
 assert failure["size"] == 768 * 1024 and 0 < failure["device_free"] < 768 * 1024
 
-# Told what it is for, when it is not told what to do.
+# Without arguments the script prints its usage.
 refused = subprocess.run([sys.executable, script], capture_output=True, text=True)
 assert refused.returncode != 0 and "Usage" in refused.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fails unless scripts/snapshot-to-trace.py makes the lifetimes of a snapshot, and loads no class from it.
+"""Fails unless scripts/snapshot-to-trace.py writes the lifetimes in a snapshot, and loads no class from it.
 
 Usage: snapshot_to_trace_test.py <scripts/snapshot-to-trace.py>
 """
@@ -37,7 +37,7 @@ def block(state, size):
 history = [
     event("segment_alloc", 4096, 2048),
     event("alloc", 5120, 400),            # time 2
-    event("free_requested", 4096, 1000),  # made before the history begins
+    event("free_requested", 4096, 1000),  # allocated before the history begins
     event("free_completed", 4096, 1000),  # time 4
     event("alloc", 4096, 600),            # time 5, at the same address
     event("free_requested", 4096, 600),

@@ -17,7 +17,7 @@ class Consumer(ConanFile):
 
     def generate(self):
         toolchain = CMakeToolchain(self)
-        toolchain.user_presets_path = False  # nothing is written beside the sources but build/
+        toolchain.user_presets_path = False  # write nothing beside the sources except build/
         toolchain.generate()
 
     def build(self):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# vcpkg port, made of the tree that it lies in: vcpkg install spillway --overlay-ports=packaging/vcpkg
-set(VCPKG_BUILD_TYPE release)  # headers: there is nothing to debug
+# vcpkg port for the source tree that contains this file: vcpkg install spillway --overlay-ports=packaging/vcpkg
+set(VCPKG_BUILD_TYPE release)  # only headers, which are the same in a debug build
 set(SOURCE_PATH "${CURRENT_PORT_DIR}/../../..")
 vcpkg_cmake_configure(
   SOURCE_PATH "${SOURCE_PATH}"

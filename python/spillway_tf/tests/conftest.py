@@ -14,7 +14,7 @@ import spillway_tf
 from spillway_tf import _shims
 from spillway_tf._load import C
 
-pytest.register_assert_rewrite("training")  # its failures show values
+pytest.register_assert_rewrite("training")  # so that its failed assertions show values
 import training
 
 CAPACITY = 512 << 20
@@ -29,7 +29,7 @@ def clean():
 
 
 class Lms:
-    """Shorthands for what tests ask about one tensor."""
+    """Short names of functions that tests call often."""
 
     evict = staticmethod(spillway_tf.reclaim_inactive)
     stats = staticmethod(spillway_tf.get_lms_stats)
@@ -56,7 +56,7 @@ def lms():
 
 @pytest.fixture
 def evicted():
-    """Sends tensors away and hands out their values, as arrays of their own."""
+    """A function that evicts tensors and returns copies of their values."""
     def make(*tensors):
         copies = [np.array(t.numpy()) for t in tensors]
         spillway_tf.reclaim_inactive()
@@ -68,8 +68,8 @@ def evicted():
 
 @pytest.fixture
 def script(tmp_path):
-    """Runs Python code in a process of its own and returns how it ended and what it printed. Unless that is what is tested,
-    no tensor may be used outside of operations while it is away."""
+    """A function that runs Python code in a new process and returns its result and output. It fails if the code uses a tensor
+    outside of operations while the tensor is away, or with `is_used_outside`, if it does not."""
     def run(code, is_used_outside=False, **environment):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path,
                               env={**os.environ, **environment})
@@ -79,5 +79,5 @@ def script(tmp_path):
 
 
 def random(*shape, seed=1):
-    """A tensor that an operation made."""
+    """Returns a tensor that is the result of an operation."""
     return tf.random.stateless_normal(shape, (seed, 2))

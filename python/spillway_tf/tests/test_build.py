@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a source distribution holds."""
+"""The contents of a source distribution."""
 import pathlib
 
 import source_distribution

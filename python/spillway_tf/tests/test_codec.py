@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that take fewer bytes while they are away."""
+"""Codecs: tensors that take fewer bytes while they are away."""
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,7 +15,7 @@ def no_codec():
 
 
 class Counted:
-    """What codecs were given and what they made of it, since this was made."""
+    """Growth of the statistics of codecs since this object was made."""
 
     def __init__(self):
         self.before = spillway_tf.get_lms_stats()

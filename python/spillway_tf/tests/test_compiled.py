@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that XLA compiled: one operation each, wherever they are called. Each test is a process of its own, since an
-operation whose operands are not leased ends it."""
+"""Functions compiled by XLA. Each is a single operation, wherever it is called. Each test runs in a process of its own, since
+the process ends if the operands of such an operation are not leased."""
 import pytest
 
 BEGIN = """

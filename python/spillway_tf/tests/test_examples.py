@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example program runs, and says what it should."""
+"""The example program runs and prints what is expected."""
 import csv
 import pathlib
 import subprocess

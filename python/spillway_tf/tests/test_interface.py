@@ -37,7 +37,7 @@ def test_statistics_follow_a_tensor_out_and_in(lms):
     away = spillway_tf.get_current_bytes_reclaimed()
     _ = tf.reduce_sum(x)
     assert spillway_tf.get_current_bytes_reclaimed() == away - (1 << 20)
-    assert spillway_tf.get_bytes_reserved() == reserved  # it came back without growing
+    assert spillway_tf.get_bytes_reserved() == reserved  # the tensor came back without growth of the arena
     _ = x + 1.0
     assert spillway_tf.get_peak_bytes_active() >= 2 << 20
     assert "swapped out so far" in spillway_tf.memory_summary()
@@ -284,7 +284,7 @@ with parallel_device.ParallelDevice(["CPU:0", "CPU:1"]):
     assert done.stdout.split() == ["True"], done.stderr[-2000:]
 
 
-#: What ends a program that uses memory which is not there: the second where the system moves pages.
+#: Signals that end a program which accesses unmapped memory. SIGBUS occurs where the operating system moves pages.
 FAULTS = signal.SIGSEGV, signal.SIGBUS
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way that a tensor's bytes are used, with tensors that are away."""
+"""Uses of a tensor's bytes in all ways that TensorFlow has, while the tensor is away."""
 import copy
 import pickle
 import threading
@@ -156,7 +156,7 @@ def test_what_is_changed_in_place_leaves_with_what_was_changed(lms):
     @tf.function
     def f(seed):
         xs = [tf.random.stateless_normal((512, 512), (seed, i)) for i in range(6)]
-        for function in (tf.sin, tf.cos, tf.tanh, tf.abs, tf.sqrt):  # in place: nobody else has the operand
+        for function in (tf.sin, tf.cos, tf.tanh, tf.abs, tf.sqrt):  # in place: nothing else uses the operand
             with tf.control_dependencies(xs):
                 xs = [function(x) for x in xs]
         return [tf.reduce_sum(x, axis=0) for x in xs]
@@ -177,7 +177,7 @@ def test_sparse_updates_and_lookups(lms, evicted):
     picked = tf.gather(v, [1, 5, 4095])
     assert np.array_equal(picked.numpy(), a[[1, 5, 4095]])
     lms.evict()
-    v.scatter_update(tf.IndexedSlices(tf.zeros((2, 64)), tf.constant([0, 7])))  # from now on reads copy
+    v.scatter_update(tf.IndexedSlices(tf.zeros((2, 64)), tf.constant([0, 7])))  # later reads copy the variable
     a[[0, 7]] = 0
     lms.evict()
     assert np.array_equal(v.read_value().numpy(), a)
@@ -275,7 +275,7 @@ def test_input_pipelines_use_tensors_outside_of_operations(lms, evicted):
     a, = evicted(table)
     whole = tf.data.Dataset.from_tensor_slices(table).batch(16)
     assert not lms.view(table)["may_leave"]
-    lms.evict()  # the data set has its address now
+    lms.evict()  # the data set has the tensor's address, so the tensor must stay
     assert np.array_equal(np.concatenate([b.numpy() for b in whole]), a)
 
     made = tf.data.Dataset.range(8).map(lambda i: tf.fill((64, 64), tf.cast(i, tf.float32)),
@@ -283,7 +283,7 @@ def test_input_pipelines_use_tensors_outside_of_operations(lms, evicted):
     batches = made.batch(4).prefetch(2)
     for _ in range(2):
         for i, batch in enumerate(batches):
-            _ = batch * 2  # seen by an operation
+            _ = batch * 2  # used by an operation, so it may be evicted
             lms.evict()
             assert np.array_equal(batch.numpy()[:, 0, 0], np.arange(4 * i, 4 * i + 4))
         for i, one in enumerate(made):
@@ -298,7 +298,7 @@ def test_input_pipelines_use_tensors_outside_of_operations(lms, evicted):
         assert np.array_equal(batch.numpy()[1], b)
     allocs = lms.stats()["num_allocs"]
     assert len(list(made.map(lambda t: tf.sin(t + 1)).batch(4))) == 2
-    assert lms.stats()["num_allocs"] == allocs  # what a pipeline computes is the host's
+    assert lms.stats()["num_allocs"] == allocs  # tensors of a pipeline are in host memory
 
 
 def test_a_data_set_keeps_what_it_is_given_beside_lists_and_optional_values(lms):
@@ -437,7 +437,7 @@ def test_checkpoints(tmp_path, evicted):
 
 
 def test_large_tensors_of_a_checkpoint_leave_and_need_not_fit_together(tmp_path, lms):
-    size = 17 << 20  # those with more elements than 16 Mi are read by threads of the operation's own
+    size = 17 << 20  # tensors with more than 16 Mi elements are read by threads of the operation
     checkpoint = tf.train.Checkpoint(weights=[tf.Variable(tf.fill([size], tf.constant(i, tf.uint8))) for i in range(8)])
     path = checkpoint.write(str(tmp_path / "checkpoint"))
     for variable in checkpoint.weights:

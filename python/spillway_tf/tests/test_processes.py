@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that fork, talk to each other, or are left changed by what they test."""
+"""Tests in processes of their own, which fork, communicate, or change the state of the process."""
 import pathlib
 import subprocess
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training under half of the memory it takes gives the same bits."""
+"""Training with half of the memory that it needs gives bitwise the same results."""
 import csv
 import types
 
@@ -41,7 +41,7 @@ def test_statistics_of_each_step_go_to_a_file(tmp_path):
     assert all(0 < int(row["peak_bytes_in_use"]) <= 16 << 20 for row in rows)
     assert int(rows[-1]["swap_out_bytes"]) > int(rows[0]["swap_out_bytes"]) > 0
     allocs = [int(row["num_allocs"]) for row in rows]
-    assert all(before < after for before, after in zip(allocs, allocs[1:]))  # they count through the whole run
+    assert all(before < after for before, after in zip(allocs, allocs[1:]))  # the count includes all steps so far
     assert int(rows[0]["bytes_limit"]) == 16 << 20
     some = tmp_path / "some.csv"
     TRAINING.by_fit([spillway_tf.LMSStatsLogger(some, start=2, stop=4)])
@@ -50,7 +50,7 @@ def test_statistics_of_each_step_go_to_a_file(tmp_path):
 
 def test_a_training_step_that_is_one_operation_is_warned_of(tmp_path):
     logger = spillway_tf.LMSStatsLogger(tmp_path / "x.csv")
-    logger.set_model(types.SimpleNamespace(jit_compile=True, run_eagerly=False))  # not with op determinism
+    logger.set_model(types.SimpleNamespace(jit_compile=True, run_eagerly=False))  # a real one conflicts with op determinism
     with pytest.warns(UserWarning, match="jit_compile=False"):
         logger.on_train_begin()
     logger.on_train_end()

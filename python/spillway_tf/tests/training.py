@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the CPU and of a GPU have in common: how each begins and ends, and a network that they train."""
+"""Code that the tests on the CPU and on a GPU share: how each test begins and ends, and a network that they train."""
 import gc
 import threading
 
@@ -11,7 +11,7 @@ import spillway_tf
 
 
 def clean_slate(capacity):
-    """Every test begins with support on and all of the capacity, and ends with nothing in use."""
+    """A fixture: before each test it enables support and sets the limit to `capacity`. Afterwards no tensor may be in use."""
     spillway_tf.set_lms_limit(capacity)
     spillway_tf.set_lms_enabled(True)
     tf.keras.utils.set_random_seed(7)
@@ -21,7 +21,7 @@ def clean_slate(capacity):
 
 
 def run_while_everything_leaves(*works):
-    """Runs functions in threads of their own. Another one makes leave, all the time, what no operation uses."""
+    """Runs each function in a thread. Another thread keeps evicting all tensors that no operation uses."""
     is_over = threading.Event()
     evicting = threading.Thread(target=lambda: [spillway_tf.reclaim_inactive() for _ in iter(is_over.is_set, True)])
     threads = [threading.Thread(target=work) for work in works]
@@ -61,7 +61,7 @@ class Training:
         return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     def by(self, way):
-        """The losses, and the weights at the end."""
+        """Trains in one of the WAYS. Returns the losses, and the weights at the end."""
         return self.by_fit() if way == "fit" else self.by_hand(way == "graph")
 
     def by_hand(self, is_graph):
@@ -88,8 +88,9 @@ class Training:
 
 
 def check_half_of_the_memory(train, capacity, error=None):
-    """Trains without a limit, then with half of the memory that took: without support that fails, with an error that
-    matches `error`, with it the bits are the same. Returns the limit, and the statistics before and after the last."""
+    """Calls `train` without a limit, and then twice with half of the memory that this took: without support it has to fail
+    with an error that matches `error`; with support the results have to be bitwise the same. Returns the limit, and the
+    statistics before and after the last call."""
     spillway_tf.set_lms_enabled(False)
     spillway_tf.reset_peak_stats()
     losses, weights = train()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of tensors on a GPU. Without one they are skipped loudly; SPILLWAY_REQUIRE_GPU=1 makes that an error."""
+"""Tests of tensors on a GPU. Without one they are skipped with a message; SPILLWAY_REQUIRE_GPU=1 makes that an error."""
 import os
 import pathlib
 import sys
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import spillway_tf
 
-pytest.register_assert_rewrite("training")  # its failures show values
+pytest.register_assert_rewrite("training")  # so that its failed assertions show values
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 import training
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors leave the GPU, come back in their places, and training under half of the memory gives the same bits."""
+"""Tensors are evicted from the GPU and come back; training with half of the memory gives bitwise the same results."""
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def random(seed, mib=4):
-    """A tensor that an operation on the GPU made."""
+    """Returns a tensor that is the result of an operation on the GPU."""
     x = tf.random.stateless_normal((mib, 512, 512), (seed, 2))
     assert x.device.endswith("GPU:0")
     return x
@@ -62,7 +62,7 @@ def test_kernels_that_are_still_to_run_are_finished_before_their_operands_leave(
     for i in range(6):
         x = square + float(i) / 1000
         for _ in range(8):
-            x = tf.linalg.matmul(x, square)  # enqueued, and not waited for
+            x = tf.linalg.matmul(x, square)  # only enqueued: the host does not wait for it
         chains.append(x)
     sums = [x.numpy() for x in chains]
     spillway_tf.set_lms_limit(CAPACITY)

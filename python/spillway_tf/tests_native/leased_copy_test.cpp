@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What TensorFlow's devices do around copies and allocations, on tensors leased in host memory:
-// with CUDA's headers of TensorFlow this is how a GPU's are tested where there is none.
+// Tests what the module does when TensorFlow's devices copy and allocate tensors, with a device in
+// host memory. Compiled with TensorFlow's CUDA headers, it also tests code for GPUs without a GPU.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
-#define DOCTEST_CONFIG_NO_SHORT_MACRO_NAMES  // TensorFlow has the same
+#define DOCTEST_CONFIG_NO_SHORT_MACRO_NAMES  // TensorFlow has macros of the same names
 #include <spillway/device/host/host_paged_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
@@ -35,7 +35,7 @@ namespace {
 constexpr std::size_t capacity_bytes = std::size_t{1} << 20U;
 constexpr int half = 1 << 17;  // floats: half of the capacity
 
-/// As a GPU's, on host memory.
+/// The same interface as for a GPU, but with a device in host memory.
 struct TestSite {
   struct Policies : SimPolicies {
     using device = HostPagedApi;
@@ -86,7 +86,7 @@ TestSite::Leases::View view(tf::Tensor const& tensor) {
   return TestSite::leases().view(spillway::tensorflow::base_of(tensor));
 }
 
-/// Copies, but tells only later that it has.
+/// Copies at once, but reports the end of the copy only when `after` is called.
 struct LateCopy {
   tf::StatusCallback after;
   int calls = 0;
@@ -122,13 +122,13 @@ DOCTEST_TEST_CASE("copy_leased: both tensors stay until the copy is done, and ma
   DOCTEST_CHECK(result.ok());
   DOCTEST_CHECK_FALSE(view(from).is_in_use);
   DOCTEST_CHECK(view(to).is_swappable);
-  DOCTEST_CHECK_FALSE(view(from).is_swappable);  // no operation's result
+  DOCTEST_CHECK_FALSE(view(from).is_swappable);  // it is not the result of an operation
   DOCTEST_CHECK(TestSite::leases().reclaim() == capacity_bytes / 2);
   DOCTEST_CHECK_FALSE(view(to).is_resident);
 
   tf::Tensor back{tf::DT_FLOAT, tf::TensorShape{half}};
   LateCopy second;
-  second.run(to, back, result);  // brings it in
+  second.run(to, back, result);  // swaps `to` in
   second.after(absl::OkStatus());
   DOCTEST_CHECK(back.flat<float>()(half - 1) == 3);
 }
@@ -142,7 +142,7 @@ DOCTEST_TEST_CASE("copy_leased: what cannot be brought in is an error, and nothi
   first.after(absl::OkStatus());
   DOCTEST_CHECK(TestSite::leases().reclaim() == capacity_bytes / 2);
   tf::Tensor const a = on_device();
-  tf::Tensor const b = on_device();  // no operation's result: there is no room left
+  tf::Tensor const b = on_device();  // not the result of an operation, so it cannot leave
   LateCopy second;
   second.run(from, to, result);
   DOCTEST_CHECK(second.calls == 0);
@@ -176,7 +176,7 @@ DOCTEST_TEST_CASE(
   TestSite::tensors().DeallocateRaw(small);
   DOCTEST_CHECK(TestSite::tensors().GetStats()->bytes_limit == std::int64_t{capacity_bytes});
 
-  TestSite::ready() = false;  // as before the device has its stream
+  TestSite::ready() = false;  // as long as the device has no stream yet
   void* const early = TestSite::tensors().AllocateRaw(64, 8192);
   DOCTEST_CHECK(early != nullptr);
   DOCTEST_CHECK_FALSE(TestSite::leases().owns(early));
@@ -189,7 +189,7 @@ DOCTEST_TEST_CASE(
 DOCTEST_TEST_CASE("SwappingGpuContext: it has the streams of the one it replaces, and its errors") {
   std::array<int, 5> places{};
   auto const stream = [&places](std::size_t i) {
-    return reinterpret_cast<stream_executor::Stream*>(&places.at(i));  // never looked into
+    return reinterpret_cast<stream_executor::Stream*>(&places.at(i));  // never dereferenced
   };
   tf::core::RefCountPtr<tf::GPUDeviceContext> const other{new tf::GPUDeviceContext{
       0, stream(0), stream(1), stream(2), {stream(3), stream(4)}, nullptr}};

@@ -21,7 +21,7 @@ def pytest_addoption(parser):
 
 @pytest.fixture(autouse=True)
 def clean():
-    """Every test begins with support on and ends without a frame or a lease left over."""
+    """Enables support before each test. After it no frame, and so no lease, may be left."""
     spillway_torch.set_enabled_lms(True)
     torch.manual_seed(7)
     yield
@@ -30,14 +30,14 @@ def clean():
 
 
 class Lms:
-    """Shorthands for what tests ask about one tensor."""
+    """Short names of functions that tests call often."""
 
     evict = staticmethod(spillway_torch.reclaim_inactive)
 
     @staticmethod
     @contextlib.contextmanager
     def evicting():
-        """Everything that nothing uses leaves again and again, on another thread."""
+        """While the context is open, another thread evicts, again and again, all tensors that no operation uses."""
         ended = threading.Event()
 
         def evict():
@@ -74,7 +74,7 @@ def lms():
 
 @pytest.fixture
 def evicted():
-    """Makes tensors, sends them away, and hands them out with clones that stayed outside."""
+    """A function that evicts the given tensors and returns copies of their values as Python numbers."""
     def make(*tensors):
         spillway_torch.set_enabled_lms(True)
         copies = [outside(t) for t in tensors]
@@ -86,13 +86,13 @@ def evicted():
 
 
 def outside(tensor):
-    """The same values as Python numbers: no tensor, so nothing of the library's."""
+    """Returns the values as Python numbers, which are not in memory of the library."""
     return tensor.tolist()
 
 
 @pytest.fixture
 def script(tmp_path):
-    """Runs Python code in a process of its own and returns what it printed."""
+    """A function that runs Python code in a new process and returns its output."""
     import subprocess
     import sys
 
@@ -105,7 +105,7 @@ def script(tmp_path):
 
 
 def free_port():
-    """A port of the loopback interface that nobody listens on just now."""
+    """Returns a port of the loopback interface that is not in use now."""
     import socket
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))

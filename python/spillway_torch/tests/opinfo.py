@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own samples for its operators, each called with and without support, with everything sent away before."""
+"""Calls PyTorch's operators with PyTorch's own samples, without support and with it, where all tensors are evicted before
+each call, and compares the results."""
 import random
 import zlib
 
@@ -9,8 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import spillway_torch
 from spillway_torch import _chosen as _C
 
-#: What differs between two runs without support, too: the results are memory that nobody has written, or random
-#: numbers of a generator of their own.
+#: Operators whose results differ between two runs even without support, since they contain uninitialised memory.
 NOT_REPEATABLE = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
                   "resize_", "resize_as_"}
 
@@ -27,7 +27,8 @@ def on_tensors(function, values):
 def copy_of(tensor):
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_quantized:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    # Views stay views: an operator may look at the strides. The copy of a storage would have memory that never leaves.
+    # Copies the storage and makes the same view of it, since operators may look at strides. The storage is copied by an
+    # operation: UntypedStorage.clone() would allocate memory that never leaves.
     old = tensor.detach().untyped_storage()
     old_bytes = torch.empty(0, dtype=torch.uint8, device=old.device).set_(old, 0, (old.nbytes(),), (1,))
     whole = torch.empty(old.nbytes(), dtype=torch.uint8, device=old.device).copy_(old_bytes).untyped_storage()
@@ -42,7 +43,7 @@ def copy_of(tensor):
 def send_away(values):
     for value in tree_leaves(values):
         if isinstance(value, torch.Tensor):
-            _C.bring_in(value, False)  # as if an operation had used it
+            _C.bring_in(value, False)  # counts as a use by an operation, so that the tensor may leave
     spillway_torch.reclaim_inactive()
 
 
@@ -61,13 +62,14 @@ def described(values):
 
 
 class Attempt:
-    """One form of calling an operator with one sample. `failure` says what an operation did not say by itself."""
+    """A call of an operator with one sample, in one of the forms of `forms_of`. `failure` returns an error that the operator
+    did not raise, such as one of a kernel that runs later."""
 
     def __init__(self, function, sample, form, failure):
         self.function, self.sample, self.form, self.failure = function, sample, form, failure
 
     def run(self, is_supported):
-        """Its results and gradients as bytes, or its error."""
+        """Returns the results and gradients as bytes, or the error."""
         spillway_torch.set_enabled_lms(False)
         x, args, kwargs = on_tensors(copy_of, (self.sample.input, self.sample.args, self.sample.kwargs))
         if self.form != "forward":
@@ -120,18 +122,19 @@ def forms_of(op, sample):
     yield op.op, "forward"
     if any(isinstance(value, torch.Tensor) and value.requires_grad
            for value in tree_leaves((sample.input, sample.args, sample.kwargs))):
-        yield op.op, "detached"  # some operators take another way then
+        yield op.op, "detached"  # some operators run other code if no gradient is needed
     if op.inplace_variant is not None:
         yield op.inplace_variant, "in-place"
         if isinstance(sample.input, torch.Tensor) and sample.input.dim() != 0:
             yield op.inplace_variant, "too small"
-    if op.supports_out and op.name != "_batch_norm_with_update":  # its `out` has several names
+    if op.supports_out and op.name != "_batch_norm_with_update":  # it has several `out` arguments with other names
         yield op.op, "out"
         yield op.op, "out that grows"
 
 
 def differences_of(chosen, device, takes_all, failure=lambda: ""):
-    """What differs from a run without support, and how many calls were compared. All samples and types, or a few."""
+    """Returns the differences from runs without support, and how many calls were compared. Takes all samples and data
+    types, or a few."""
     differences, checks = [], 0
     for op in chosen:
         if op.name in NOT_REPEATABLE:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sample of each operation that may run again: code that is put into the programs of tests, on the default device."""
+"""Sample calls of each operation that can be recomputed, as code for the programs of tests. They use the default device."""
 
 OPERATIONS = """
 aten = torch.ops.aten

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward passes over tensors that are away, on the engine's own terms."""
+"""Backward passes of PyTorch's autograd engine over tensors that are away."""
 import signal
 import subprocess
 import sys
@@ -180,8 +180,8 @@ def test_anomaly_detection(lms):
 
 
 def test_frames_that_end_early_corrupt_what_a_kernel_still_uses():
-    """The negative control: were leases let go by nested operations, these tests would see it. Where a storage that
-    is away cannot say so, a kernel reads at address null."""
+    """A negative control: if nested operations ended the leases of the outer operation, this training would give other
+    results or crash, since a kernel may read at address null."""
     done = subprocess.run([sys.executable, "-c", """
 import torch, spillway_torch
 from spillway_torch import _spillway_torch as C
@@ -222,12 +222,12 @@ def test_what_an_operation_in_place_has_overwritten_can_leave_before_backward(lm
     assert torch.equal(gradient, expected)
 
 
-_libraries = []  # for good: PyTorch 2.11 compiles nothing more once an operation has gone with its library
+_libraries = []  # never destroyed: PyTorch 2.11 cannot compile any more once the library of an operation is gone
 
 
 @pytest.mark.parametrize("namespace", ["spillway_tests", "c10d"], ids=["a program's", "communication"])
 def test_copies_that_others_operations_make_stay_where_they_are(lms, namespace):
-    """Such an operation may go on with a copy's address after it has returned, as that of a collective does."""
+    """Operations of other libraries, such as collectives, may use the address of a copy after they have returned."""
     copies = []
     library = torch.library.Library(namespace, "FRAGMENT")
     _libraries.append(library)
@@ -237,6 +237,6 @@ def test_copies_that_others_operations_make_stay_where_they_are(lms, namespace):
     getattr(torch.ops, namespace).spillway_goes_on(x)
     lms.evict()
     assert lms.view(copies[0])["has_address"] and not lms.view(copies[0])["enrolled"]
-    copies[0] += 1  # from now on it is an operand like any other
+    copies[0] += 1  # an operation has used it, so it may be evicted like any tensor
     lms.evict()
     assert lms.is_away(copies[0]) and copies[0][999].item() == 1000

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the build looks for CUDA's headers and runtime, what a source distribution holds, and which PyTorch a build fits."""
+"""Where the build finds CUDA's headers and runtime, what a source distribution contains, and which PyTorch a build is for."""
 import importlib.util
 import pathlib
 import subprocess

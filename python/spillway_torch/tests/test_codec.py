@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that take fewer bytes while they are away."""
+"""Codecs: tensors that take fewer bytes while they are away."""
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ def no_codec():
 
 
 class Counted:
-    """What codecs were given and what they made of it, since this was made."""
+    """Growth of the statistics of codecs since this object was made."""
 
     def __init__(self):
         self.before = self.stats()
@@ -24,7 +24,7 @@ class Counted:
 
     @staticmethod
     def stats():
-        spillway_torch.park()  # waits until what leaves has been written
+        spillway_torch.park()  # waits until all swap-outs have been encoded
         return spillway_torch.memory_stats()
 
 
@@ -39,7 +39,8 @@ CASES = [(dtype, zeros) for zeros in (0.0, 0.7, 1.0) for dtype in DTYPES]
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_lossless_is_bitwise(lms, case):
     dtype, zeros = CASES[case]
-    # Each case has a size of its own, since a codec is given up for a size. None is a multiple of a bitmap's word.
+    # Each case uses another size, since a codec may be given up for all tensors of a size. No size is a multiple of the
+    # words of a bitmap.
     n = (((8 + case % 8) << (10 + case // 8)) + 3 * 8) // dtype.itemsize
     spillway_torch.set_codec("lossless")
     counted = Counted()
@@ -83,7 +84,7 @@ def test_what_does_not_become_smaller_is_soon_left_alone(lms):
         x.add_(1)
     lms.evict()
     assert counted("codecs_given_up") == 1
-    assert 0 < counted("encoded_raw_bytes") <= 8 * 4 * 123_457  # of 16 times that each left
+    assert 0 < counted("encoded_raw_bytes") <= 8 * 4 * 123_457  # at most 8 of the 16 swap-outs
     for x in pile:
         assert x.min() >= 1
 
@@ -107,7 +108,7 @@ def test_bfloat16_rounds_what_was_named_and_nothing_else(lms):
     x, y = torch.randn(300, 301), torch.randn(300, 301)
     named, other = x.to(torch.bfloat16).to(torch.float32).tolist(), y.tolist()
     spillway_torch.set_codec("bfloat16", for_=(one for one in [x]))
-    for _ in range(2):  # what was rounded is not rounded again
+    for _ in range(2):  # a second round trip does not change the values
         x.mul_(1)
         lms.evict()
         assert lms.is_away(x) and lms.is_away(y)
@@ -135,7 +136,7 @@ def test_bfloat16_is_for_float32_only(lms, dtype):
     with pytest.raises(ValueError, match="float32"):
         spillway_torch.set_codec("bfloat16", for_=[x, y])
     lms.evict()
-    assert counted("encoded_raw_bytes") == 0  # no tensor of the list has it
+    assert counted("encoded_raw_bytes") == 0  # then no tensor of the list gets the codec
 
 
 def test_memory_that_was_first_used_as_another_type_is_not_rounded(lms):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Communication goes on with a tensor's address after the call that began it has returned, but not for ever."""
+"""Communication uses the address of a tensor after the call that began it has returned, until the communication has ended."""
 import pytest
 import torch.distributed as dist
 
@@ -19,7 +19,7 @@ dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 
 @pytest.fixture
 def pair(tmp_path):
-    """Runs code in two processes that talk to each other; returns what each has printed."""
+    """A function that runs code in two communicating processes and returns the output of each."""
     import os
     import subprocess
     import sys
@@ -144,7 +144,7 @@ dist.destroy_process_group()
 
 
 def test_a_backend_that_is_called_by_itself_holds_its_tensors(pair):
-    """Without `torch.distributed` a communication is no operation."""
+    """A communication that is begun without `torch.distributed` is no operation of PyTorch."""
     out = pair("""
 backend = dist.group.WORLD._get_backend(torch.device("cpu"))
 x, y = torch.full((1 << 20,), rank + 1.), torch.full((1 << 18,), float(rank))

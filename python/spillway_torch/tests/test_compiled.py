@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled models: each kernel of a compiled graph is an operation, so what lies between two kernels may leave."""
+"""Compiled models: each kernel of a compiled graph is an operation, so that tensors may leave between two kernels."""
 import json
 import pathlib
 

@@ -41,7 +41,7 @@ def end():
 
 @pytest.fixture
 def world(tmp_path):
-    """Runs code in processes that talk to each other; returns the last line that each has printed."""
+    """A function that runs code in communicating processes and returns the last line that each has printed."""
     runs = 0
 
     def run(code, processes, limit=64 << 20):
@@ -92,7 +92,7 @@ end()
     assert out == ["True False False False 0.0 100000.0"] * 2
 
 
-# Trains what `sharded` makes of the layers.
+# Trains the network that the function `sharded` makes from the layers.
 SHARDED = """
 def train(steps=3):
     torch.manual_seed(0)
@@ -338,7 +338,7 @@ rpc.shutdown()
 
 @pytest.mark.skipif(not hasattr(torch._C, "_remove_obj_from_tls"), reason="this PyTorch cannot take the object away again")
 def test_a_communication_keeps_no_python_object(world):
-    """The thread that ends it would drop the object, perhaps after the interpreter's end."""
+    """Otherwise the thread that ends the communication would release the object, perhaps after the interpreter has ended."""
     out = world("""
 kept, given = object(), torch.ones(4)
 before = sys.getrefcount(kept)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doors through which Python code reaches bytes or addresses without an operation: it gets them for as long as it
-uses them, and no tensor has to stay for good."""
+"""Doors: functions by which Python code reaches the bytes or the address of a tensor without an operation. The tensor stays
+as long as the code uses it, but not for ever."""
 import copy
 import ctypes
 import gc
@@ -60,7 +60,7 @@ def test_functions_of_python_on_elements(lms):
 def test_tensors_made_from_lists_under_deterministic_algorithms(lms):
     torch.use_deterministic_algorithms(True)
     try:
-        lms.evict()  # from here on what an operation has used leaves at once
+        lms.evict()  # from now on each tensor leaves as soon as an operation has used it
         a = torch.tensor([1., 2., 3.])
         assert a.tolist() == [1., 2., 3.] and a.new_tensor([[1, 2], [3, 4]]).tolist() == [[1., 2.], [3., 4.]]
         assert torch.as_tensor(numpy.arange(3)).tolist() == [0, 1, 2]
@@ -176,7 +176,7 @@ def test_attributes_of_scripted_modules_are_saved_and_packaged(lms, tmp_path, mo
 
 
 def profiled(steps, **options):
-    """What a profiler has recorded of a training, in which everything is away at each beginning."""
+    """Returns a profiler that has recorded a training, with all tensors away before each forward, backward and optimizer step."""
     net = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.ReLU(), torch.nn.Linear(30, 40))
     optimizer = torch.optim.Adam(net.parameters())
     x = torch.randn(128, 20)
@@ -219,7 +219,7 @@ def test_execution_traces_name_operands_that_are_away(lms, tmp_path):
 
 
 def test_addresses_of_what_is_away_are_errors_unless_a_profiler_asks(lms):
-    def address(tensor):  # as code in C++ asks for it
+    def address(tensor):  # as C++ code does, without the module's wrapper
         return torch.UntypedStorage.data_ptr.__wrapped__(tensor.untyped_storage())
     def is_refused(message):
         with pytest.raises(RuntimeError, match=message):
@@ -283,7 +283,7 @@ def test_packed_parameters(lms, dtype):
 
 
 def test_operations_are_told_from_those_whose_library_is_gone(lms):
-    """What comes to lie where the schema of one was that is gone is an operation of another kind."""
+    """A new operation may have its schema at the address where the schema of a destroyed operation was."""
     packed = torch.ops.quantized.linear_prepack(torch.quantize_per_tensor(torch.ones(4, 4), 0.1, 0, torch.qint8), None)
 
     def is_kept_by(name, result, function):
@@ -426,7 +426,7 @@ def test_scripts_are_fused_by_onednn(lms):
         try:
             script = torch.jit.freeze(torch.jit.trace(net, x))
             first = script(x)
-            for _ in range(3):  # it is compiled in the second call, or the third
+            for _ in range(3):  # oneDNN compiles it in the second or third call
                 lms.evict()
                 result = script(x)
         finally:
@@ -465,7 +465,7 @@ def test_a_saved_model_can_leave_again(lms, tmp_path):
 def test_safetensors(lms, tmp_path):
     safetensors = pytest.importorskip("safetensors.torch")
     net = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 100))
-    net[1].weight = net[0].weight  # a file of tensors that share memory is refused, one of a model is not
+    net[1].weight = net[0].weight  # save_file refuses tensors that share memory, save_model does not
     wanted = outside(net[0].weight)
     lms.evict()
     with pytest.raises(RuntimeError, match="share memory"):
@@ -489,7 +489,7 @@ def test_safetensors_finds_the_end_of_a_tensor(lms):
 
 def test_a_model_larger_than_the_limit_is_written_to_safetensors(lms, tmp_path):
     safetensors = pytest.importorskip("safetensors.torch")
-    state = {str(i): torch.full((32 << 20,), i, dtype=torch.uint8) for i in range(12)}  # 384 MiB of 256
+    state = {str(i): torch.full((32 << 20,), i, dtype=torch.uint8) for i in range(12)}  # 384 MiB, where 256 fit
     safetensors.save_file(state, tmp_path / "net.safetensors")
     loaded = safetensors.load_file(tmp_path / "net.safetensors")
     assert [loaded[str(i)][5].item() for i in range(12)] == list(range(12))
@@ -498,7 +498,7 @@ def test_a_model_larger_than_the_limit_is_written_to_safetensors(lms, tmp_path):
 def test_transformers_and_accelerate_save_in_parts_without_keeping_anything(lms, tmp_path):
     transformers, accelerate = pytest.importorskip("transformers"), pytest.importorskip("accelerate")
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=64, n_embd=64, n_layer=2, n_head=4, n_positions=32))
-    wanted = [outside(p) for p in model.parameters()]  # two of its weights are one tensor
+    wanted = [outside(p) for p in model.parameters()]  # this model has two weights that are the same tensor
     lms.evict()
     model.save_pretrained(tmp_path / "model", max_shard_size="100KB")
     accelerate.Accelerator(cpu=True).save_model(model, tmp_path / "saved", max_shard_size="100KB")
@@ -616,7 +616,7 @@ def test_packaged_graphs(lms, tmp_path):
         lms.evict()
         assert lms.is_away(x)
 
-        with zipfile.ZipFile(package) as archive:  # the library itself, as aot_load calls it
+        with zipfile.ZipFile(package) as archive:  # use the library directly, as aot_load does
             library = next(name for name in archive.namelist() if name.endswith(".so"))
             runner = torch._C._aoti.AOTIModelContainerRunnerCpu(archive.extract(library, tmp_path), 1)
         lms.evict()
@@ -631,7 +631,7 @@ def test_packaged_graphs(lms, tmp_path):
 
 
 def test_a_thread_without_support_can_use_what_it_makes(lms):
-    lms.evict()  # what an operation has used leaves at once
+    lms.evict()  # from now on each tensor leaves as soon as an operation has used it
     spillway_torch._C.set_hook(False)
     try:
         s = torch.arange(2., 6.)
@@ -896,7 +896,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
 @pytest.fixture(scope="module")
 def extension_folder(tmp_path_factory):
-    """Where the extension is compiled by the first program that loads it."""
+    """The folder of the extension, which is compiled by the first program that loads it."""
     folder = tmp_path_factory.mktemp("extension")
     (folder / "extension.cpp").write_text(EXTENSION)
     return folder
@@ -938,7 +938,7 @@ for rows in rows, torch.full((1000, 1), 3.0):
 
 
 def test_nodes_of_the_graph_that_extensions_wrote_are_operations(script, extension_folder):
-    """What they have saved may leave until they run."""
+    """Tensors that they have saved may leave until the backward pass runs them."""
     assert script(f"""
 import torch, spillway_torch
 spillway_torch.install(device="cpu", limit=28 << 20, least_bytes=1)
@@ -1060,7 +1060,7 @@ def test_static_modules_run_without_operations(lms):
     expected = outside(model(x))
     static = torch._C._jit_to_static_module(torch.jit.freeze(torch.jit.script(model))._c)
     results = []
-    for _ in range(3):  # from the second on in memory that was planned in the first
+    for _ in range(3):  # the first run plans the memory that further runs use
         lms.evict()
         results.append(static(x))
         assert outside(results[-1]) == expected

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example programs run, and say what they should."""
+"""The example programs run and print what is expected."""
 import csv
 import json
 import os
@@ -94,5 +94,5 @@ def test_the_benchmark_of_training_times_recomputation_when_it_is_tuned(example)
 
 def test_paged_inference_reads_less_than_copying_all_layers(example):
     rows = json.loads(example(FOLDER / "bench_page.py", "--rounds", 6, "--width", 512, "--json"))
-    assert rows["page"]["out_mib"] < 1 and rows["chunk"]["out_mib"] < 1  # no weights: they take up 24
+    assert rows["page"]["out_mib"] < 1 and rows["chunk"]["out_mib"] < 1  # no weights, which have 24 MiB
     assert 0 < rows["page"]["in_mib"] < 0.8 * rows["copy in, use, drop"]["in_mib"], rows

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls that users know from PyTorch's LMS and from torch.cuda, and what they report."""
+"""The functions that users know from PyTorch's LMS and from torch.cuda, and the statistics that they return."""
 import re
 
 import pytest
@@ -29,7 +29,7 @@ def test_statistics_have_the_names_of_torch_cuda(lms):
 
 
 def test_statistics_count_what_happens(lms):
-    torch.ones(2 << 20)  # leaves room for the sum below beside its operand, whatever other tests have given back
+    torch.ones(2 << 20)  # grows the arena, so that the operand and the sum below fit, whatever other tests have released
     before = lms.stats()
     a = torch.ones(1 << 20)
     made = lms.stats()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens at the limit, and when it or support is changed in mid-program."""
+"""What happens at the limit, and when the limit or support is changed while a program runs."""
 import pytest
 import torch
 
@@ -30,7 +30,7 @@ def test_disable_and_enable_in_mid_program(lms):
     lms.evict()
     spillway_torch.set_enabled_lms(False)
     assert not spillway_torch.get_enabled_lms()
-    assert a.sum().item() == 499500  # what is away comes back
+    assert a.sum().item() == 499500  # tensors that are away come back even with support off
     b = [torch.ones(60 << 20, dtype=torch.uint8) for _ in range(3)]
     with pytest.raises(torch.OutOfMemoryError, match="is off"):
         b.append([torch.ones(60 << 20, dtype=torch.uint8) for _ in range(3)])
@@ -47,7 +47,7 @@ def test_the_limit_can_be_lowered_and_raised(lms):
     peak = lms.stats()["tensor_bytes.all.peak"]
     with pytest.raises(torch.OutOfMemoryError, match=f"capacity {64 << 20}"):
         torch.empty(100 << 20, dtype=torch.uint8)
-    assert lms.stats()["tensor_bytes.all.peak"] == peak  # what failed was never there
+    assert lms.stats()["tensor_bytes.all.peak"] == peak  # the failed allocation does not count
     assert "64.0 MiB" in spillway_torch.memory_summary()
     assert [int(t[5]) for t in tensors] == list(range(20))
     spillway_torch.set_limit_lms(256 << 20)
@@ -85,7 +85,7 @@ def counts():
     return now["regroups"], now["num_ooms"]
 """
 JOINED = SPLIT.replace("LIMIT", "64 << 20")
-# Memory is mapped in pieces of 2 MiB then, as on a GPU: few of them are wholly free.
+# With this limit memory is mapped in pieces of 2 MiB, as on a GPU, so that few pieces are completely free.
 LARGE_PIECES = SPLIT.replace("LIMIT", "128 << 30")
 
 TYPED = "torch.cat([a, b, a, b, a])"
@@ -98,7 +98,7 @@ DRAWN = "torch.native_dropout(a.view(torch.float32).expand(5, -1), 0.5, True)"  
 @pytest.mark.parametrize("pieces, operation", [(JOINED, TYPED), (JOINED, BOXED), (JOINED, WRITING), (JOINED, RANDOM),
                                                (LARGE_PIECES, TYPED), (LARGE_PIECES, BOXED), (LARGE_PIECES, RANDOM)])
 def test_room_in_pieces_between_operands_is_made_one(script, pieces, operation):
-    """By mapping it anew, or else by bringing in the operands side by side."""
+    """Free memory becomes contiguous by remapping, or else by swapping the operands in again, side by side."""
     result = script(pieces + f"""
 for _ in range(3):
     a, b, tensors = split_room()
@@ -245,7 +245,7 @@ def test_where_to_park_is_checked(lms):
 
 
 def test_two_processes_take_turns_on_one_limit(script, tmp_path):
-    """Each computes with three quarters of what there is for both, while the other one is parked."""
+    """Each process computes with three quarters of the memory of both, while the other one is parked."""
     import subprocess
     import sys
     code = """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on tensors that are away: every way in which an operation can be given one."""
+"""Operations on tensors that are away, passed in every way in which an operation can get a tensor."""
 import copy
 import gc
 import io
@@ -280,7 +280,7 @@ def test_nested(lms, layout):
 
 @pytest.mark.filterwarnings("ignore")
 def test_views_of_nested_tensors(lms):
-    """Sizes and strides are tensors, which views read and make anew."""
+    """Their sizes and strides are tensors, which views read and create."""
     parts = [torch.randn(3, 4), torch.randn(5, 4)]
     n = torch.nested.nested_tensor(parts)
     lms.evict()
@@ -338,7 +338,7 @@ def test_linear_layers_of_nested_tensors(lms):
     parts, w = [torch.randn(3, 4), torch.randn(5, 4)], torch.randn(4, 4)
     n = torch.nested.nested_tensor(parts)
     wanted = [p.clone() for p in F.linear(F.linear(n, w), w).unbind()]
-    # Bits may differ from those of one part after the other, where PyTorch calls other kernels.
+    # Layers called for each part may give other bits, since PyTorch may call other kernels.
     assert all(torch.allclose(a, F.linear(F.linear(p, w), w), atol=1e-5) for a, p in zip(wanted, parts))
     for _ in range(2):
         lms.evict()
@@ -502,7 +502,7 @@ def test_foreign_storages_are_left_alone(lms, tmp_path):
     assert not lms.is_ours(f) and array.sum() == 10_000
     shared = torch.ones(5000)
     lms.evict()
-    shared.share_memory_()  # its bytes move to memory of somebody else's
+    shared.share_memory_()  # its bytes move to shared memory, which is not the library's
     lms.evict()
     assert not lms.is_ours(shared) and shared.sum().item() == 5000
     path = tmp_path / "f"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results and errors of PyTorch's operators are those of a run without support (opinfo.py). `--all-samples` takes every
-sample and data type in the place of a few."""
+"""PyTorch's operators give the same results and errors as without support (opinfo.py). With `--all-samples` the test uses
+all samples and data types instead of a few."""
 import pytest
 
 import spillway_torch
@@ -22,8 +22,8 @@ def test_operators(shard, request):
 
 @pytest.mark.filterwarnings("ignore")
 def test_operators_whose_operands_are_leased_for_reading(request):
-    """With recomputing on, a tensor that an operator only reads keeps its copy on the host: one that is written after all
-    would come back as it was. PyTorch's samples are too small to be recomputed themselves."""
+    """If recomputation is on, a tensor that an operator only reads keeps its copy on the host. If an operator wrote it
+    nevertheless, the change would be lost. PyTorch's samples themselves are too small to be recomputed."""
     takes_all = request.config.getoption("--all-samples")
     spillway_torch.set_recompute(True)
     try:

@@ -14,7 +14,7 @@ WEIGHTS = 20
 
 @pytest.fixture
 def model():
-    """320 MiB of weights, where 256 MiB fit."""
+    """A model with 320 MiB of weights, where 256 MiB fit."""
     torch.manual_seed(3)
     return torch.nn.Sequential(*[torch.nn.Linear(2048, 2048, bias=False) for _ in range(WEIGHTS)])
 
@@ -40,7 +40,7 @@ def test_page_computes_the_same_and_copies_out_no_weight_twice(lms, model):
     now = lms.stats()
     assert now["swap_out_bytes"] - before["swap_out_bytes"] < 16 << 20
     read = (now["swap_in_bytes"] - before["swap_in_bytes"]) / 4
-    # At least what does not fit has to be read each time; a policy that knows the order reads little more.
+    # Each pass has to swap in at least the bytes that do not fit. A policy that knows the order swaps in little more.
     assert (WEIGHTS * 16 - 256) << 20 <= read <= 160 << 20, read
     assert now["prefetch.hits"] + now["prefetch.late"] > before["prefetch.hits"] + before["prefetch.late"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`spillway_torch.plan`: what it predicts is what the module then does, and what its program prints."""
+"""`spillway_torch.plan`: its predictions agree with what the module does, and its program prints what is expected."""
 import json
 import os
 import pathlib
@@ -61,17 +61,17 @@ def test_what_is_predicted_is_what_happens(script, net, foreach):
     seen = json.loads(script(COMPARE.replace("NET", net).replace("FOREACH", str(foreach))))
     predicted, real = seen["peak"]
     assert predicted == pytest.approx(real, rel=0.02)
-    if not foreach:  # lists that fit are not taken apart
+    if not foreach:  # with foreach, the module splits lists of tensors only if they do not fit
         used, frames = seen["frames"]
         assert used == pytest.approx(frames, rel=0.02)
-    for part, (in_bytes, real_in, out_bytes, real_out) in seen["bytes"].items():  # how far ahead copies are made depends on times
+    for part, (in_bytes, real_in, out_bytes, real_out) in seen["bytes"].items():  # copies ahead of need depend on times
         assert in_bytes == pytest.approx(real_in, rel=0.25), part
         assert out_bytes == pytest.approx(real_out, rel=0.4), part
     assert seen["smallest"] < 0.2
 
 
 def test_the_benchmark_of_plans_compares_what_is_planned_with_what_is_trained():
-    """That the times agree is for the benchmark to show: other programs use the processor, too."""
+    """Checks no times, since other programs use the processor, too. The benchmark itself compares them."""
     done = subprocess.run([sys.executable, EXAMPLES / "bench_plan.py", "mlp", "--caps", "0.5", "--rounds", "1", "--steps", "4", "--json"],
                           capture_output=True, text=True, check=True)
     seen = json.loads(done.stdout)
@@ -101,7 +101,7 @@ assert roles["weights"][1] == 15 and roles["optimizer state"][1] == 30, roles
 
 
 def test_tensors_before_the_step_that_it_makes_anew_do_not_live_throughout(script):
-    """Gradients and batches of the last step end before those of the next are made."""
+    """Gradients and batches of one step are freed before those of the next step are made."""
     script(TRAIN + """
 step = nets.training_step("mlp", 64, None)
 step()
@@ -214,7 +214,7 @@ for i in range(6):
     done = run("--trace", tmp_path / "step.csv", program)
     assert done.returncode == 0, done.stderr
     roles = [line.split() for line in done.stdout.splitlines() if "  weights, " in line]
-    assert [role[-1] for role in roles] == ["12"], done.stdout  # large ones of both models
+    assert [role[-1] for role in roles] == ["12"], done.stdout  # the large weights of both models
 
 
 def test_a_snapshot_tells_where_the_program_fits_and_runs_nothing(tmp_path):
@@ -239,8 +239,8 @@ def test_a_snapshot_tells_where_the_program_fits_and_runs_nothing(tmp_path):
 
 @pytest.fixture
 def complaint(monkeypatch, capsys):
-    """Of the program, about its options."""
-    main = runpy.run_module("spillway_torch.plan", run_name="options")["main"]  # as a module it would hide the function
+    """A function that runs the program with options and returns its error message, or its exit status if that is not 2."""
+    main = runpy.run_module("spillway_torch.plan", run_name="options")["main"]  # an import would hide the function `plan`
 
     def ask(*arguments):
         monkeypatch.setattr(sys, "argv", ["plan", *map(str, arguments)])

@@ -52,7 +52,7 @@ def test_threads_that_need_more_together_than_there_is_wait_for_each_other(lms):
         g = torch.Generator().manual_seed(seed)
         a = torch.randint(0, 100, (12 << 20,), generator=g, dtype=torch.int32)  # 48 MiB
         for k in range(4):
-            b = a + k  # 96 MiB in one operation; four threads would need 384 of 256
+            b = a + k  # uses 96 MiB; four threads at once would use 384 MiB, where 256 fit
             if int(b[17]) != int(a[17]) + k or int(b[-1]) != int(a[-1]) + k:
                 wrong.append((seed, k))
     threads = [threading.Thread(target=work, args=(s,)) for s in range(4)]
@@ -64,7 +64,7 @@ def test_threads_that_need_more_together_than_there_is_wait_for_each_other(lms):
 
 
 class InThread:
-    """Calls functions one by one in a thread of its own, which ends with `join`."""
+    """A thread that runs functions one after the other, until `join` is called."""
 
     def __init__(self):
         self.calls, self.done = queue.Queue(), queue.Queue()
@@ -99,7 +99,7 @@ def test_a_hold_that_another_thread_ends_ends_with_the_next_operation_of_its_own
     held.__exit__(None, None, None)
     assert not spillway_torch._C.is_holding()
     lms.evict()
-    assert not lms.is_away(a) and not lms.is_away(b)  # until that thread has looked
+    assert not lms.is_away(a) and not lms.is_away(b)  # until the other thread has noticed the end of the hold
     other.call(lambda: torch.ones(10).sum().item())
     assert not other.call(spillway_torch._C.is_holding)
     lms.evict()
@@ -120,7 +120,7 @@ def test_a_hold_that_another_thread_drops_ends_with_its_own(lms):
     del generator
     gc.collect()
     lms.evict()
-    assert not lms.is_away(a)  # that thread is not touched by this one
+    assert not lms.is_away(a)  # this thread does not change the frames of the other one
     other.join()
     lms.evict()
     assert lms.is_away(a) and lms.stats()["active_frames"] == 0
@@ -169,7 +169,7 @@ def test_a_hold_that_begins_inside_an_operation_may_outlast_it(lms):
     assert y.sum().item() == 2000
 
 
-#: Ways in which code of the program runs while its thread has `x`, and whether it reads it.
+#: Ways in which a thread can run code of the program while `x` is held for it.
 JOINERS = {
     "hold": """
 with spillway_torch.hold(x):
@@ -247,7 +247,7 @@ class Squares(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_data_loader(lms, workers):
-    pile = [torch.ones(60 << 20, dtype=torch.uint8) for _ in range(5)]  # the parent is under pressure
+    pile = [torch.ones(60 << 20, dtype=torch.uint8) for _ in range(5)]  # so that tensors of the parent leave
     loader = torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=workers)
     for _ in range(2):
         for x, i in loader:
@@ -465,7 +465,7 @@ print("end")
 
 
 def test_the_program_ends_while_a_daemon_thread_waits_for_memory(script):
-    """The thread has Python's lock when it begins to wait, and the interpreter is ending when it wants it again."""
+    """The thread releases the GIL to wait, and the interpreter is already ending when the thread needs the GIL again."""
     assert script("""
 import colorsys, threading
 import torch, spillway_torch

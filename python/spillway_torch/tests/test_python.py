@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code beside operations: addresses that are given out, and Python that PyTorch calls back."""
+"""Code outside of operations: addresses that Python code gets, and Python functions that PyTorch calls."""
 import copy
 import ctypes
 from functools import partial
@@ -71,14 +71,15 @@ def test_dlpack(lms):
 
 @pytest.fixture(params=[name for name in ("_dlpack_exchange_api", "_const_dlpack_exchange_api") if hasattr(torch._C, name)])
 def exchange(request):
-    """The functions by which code in C takes tensors: one that shares their memory, and one that asks for an address."""
+    """Two functions of PyTorch's DLPack exchange table, by which C code takes a tensor: one shares its memory, the other one
+    returns its address."""
     pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
     table = pointer_of(getattr(torch._C, request.param)(), b"dlpack_exchange_api")
     share, lend = ((ctypes.c_void_p * 7).from_address(table)[i] for i in (3, 5))  # after the header and the allocator
     function = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
 
     def address_of(take, tensor):
-        out = (ctypes.c_void_p * 8)()  # a DLTensor, whose address comes first, or a pointer
+        out = (ctypes.c_void_p * 8)()  # room for a DLTensor, which begins with the address, or for a pointer
         assert take(tensor, out) == 0
         return out[0]
     return partial(address_of, function(share)), partial(address_of, function(lend))
@@ -148,7 +149,7 @@ def test_a_slice_of_a_storage_shares_its_memory(lms):
     part = a.untyped_storage()[10:20]
     twin = torch.empty(0, dtype=torch.uint8).set_(part)
     lms.evict()
-    other = torch.zeros(4096)  # what would be there if the memory had been given away
+    other = torch.zeros(4096)  # would reuse the memory if it had been freed
     a += 1
     lms.evict()
     assert part.tolist() == list(range(11, 21)) == twin.tolist()
@@ -259,7 +260,7 @@ def test_iteration_comparison_and_conversion(lms):
 
 
 class Scaled(torch.Tensor):
-    """A wrapper without storage, whose operations run on what it wraps."""
+    """A wrapper subclass without storage. Its operations run on the tensor that it wraps."""
 
     @staticmethod
     def __new__(cls, inner):

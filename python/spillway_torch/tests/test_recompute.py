@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that leave without a copy and are made again by the operations that made them: bitwise the same."""
+"""Recomputation: tensors are dropped without a copy, and the operations that made them make the same bits again."""
 import json
 import pathlib
 
@@ -12,7 +12,7 @@ from recompute_samples import OPERATIONS
 
 EXAMPLES = str(pathlib.Path(__file__).resolve().parents[3] / "examples" / "pytorch")
 
-#: A process whose link is so slow that each result is made again rather than copied, if it can be.
+#: The begin of a program with a link so slow that each result is recomputed rather than copied, if possible.
 RECOMPUTE = """
 import gc, json, sys, time
 import torch, torch.nn as nn, torch.nn.functional as F
@@ -49,7 +49,7 @@ print(json.dumps(every))
 
 @pytest.fixture
 def recompute(script):
-    """Runs pieces of code, each of which fills `out`, in one process, and returns what they left there."""
+    """Runs several pieces of code in one process. Returns the dictionary `out` that each of them has filled."""
     def run(*pieces, link=1_000_000):
         code = "".join(f"out = every[{i}] = {{}}\n{piece}\n" for i, piece in enumerate(pieces))
         return json.loads(script(RECOMPUTE.format(examples=EXAMPLES, code=code, link=link))).values()
@@ -91,7 +91,7 @@ def test_schemas_of_listed_operations_say_nothing_against_them():
         name, _, overload = name.removeprefix("aten::").partition(".")
         op = getattr(getattr(torch.ops.aten, name), overload or "default")
         arguments, returns = op._schema.arguments, op._schema.returns
-        if op._schema.is_mutable:  # in place, and nothing else
+        if op._schema.is_mutable:  # only in-place operations may write an operand
             assert name.endswith("_") and arguments[0].alias_info.is_write and len(returns) == 1
             arguments, returns = arguments[1:], []
         assert all(one.alias_info is None for one in [*arguments, *returns])
@@ -558,7 +558,7 @@ def test_results_are_made_again_bitwise(recompute):
         assert is_remade, name
 
     assert settings["same"] == [True] * 4 and settings["zero"]
-    assert settings["again"] >= 6  # and inputs, where pressure began before
+    assert settings["again"] >= 6  # more if memory was short before, so that inputs were dropped, too
     assert settings["types"] == ["torch.bfloat16"] + ["torch.float32"] * 3
     assert settings["threads"] == 1 and not settings["deterministic"] and settings["precision"] == "medium"
 

@@ -10,7 +10,7 @@ import pytest
 
 import spillway_torch
 
-# Each program says by a line that it has come to a place, and goes on when it is given one.
+# Each program prints a line when it reaches a certain place, and continues when it gets a line on stdin.
 PROGRAM = """
 import sys, torch, spillway_torch
 torch.set_num_threads(1)
@@ -64,7 +64,7 @@ while not ({condition}):
 """
 
 
-# Works until it has half, and until the other one has had half, too.
+# Works until each of two programs has had half of the memory at some time.
 HALF = """
 import pathlib
 seen = pathlib.Path(sys.argv[1] + {own!r})
@@ -84,7 +84,7 @@ def test_a_process_that_is_alone_has_all_and_two_have_half(programs):
     first.go_on()
     assert second.next() == "end"
     assert second.end() == 0
-    assert first.next() == "end"  # it has all again
+    assert first.next() == "end"  # the first one has all memory again
     assert first.end() == 0
 
 
@@ -110,7 +110,7 @@ def test_operations_that_do_not_fit_beside_each_other_take_turns(programs, opera
 
 
 def run_beside_each_other(programs, operations):
-    """What each of these operations makes, in a program of its own. One needs 192 MiB of the 256."""
+    """Runs each operation in a program of its own, all at once, and returns the results. Each needs 192 MiB of the 256."""
     together = [programs(f"""
 a = torch.linspace(0, 1, 24 << 20)
 torch.manual_seed(7)
@@ -134,8 +134,8 @@ stop_at(ends)
 
 
 def test_an_operation_that_cannot_begin_anew_comes_before_those_that_can(programs):
-    # It writes `mean` and `variance`, so nobody knows whether it could begin anew. Each of the others is met while it
-    # has all that it needs but the result.
+    # `written` changes `mean` and `variance`, so it is not known whether it could be started again. The other operation
+    # can give up its memory and start again, even when it has everything but its result.
     written = ("torch.batch_norm(a.view(1, 1, -1), None, None, mean, variance, True, 0.1, 1e-5, False).flatten()",
                "float(b[0]) < 0 < float(b[-1]) and float(mean) > 0")
     others = ("a + i", "float(b[0]) == i and float(b[-1]) == 1 + i")

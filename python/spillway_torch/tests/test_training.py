@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole trainings under caps: losses, parameters, buffers and optimizer states are the same to the last bit."""
+"""Whole trainings under limits: losses, parameters, buffers and optimizer states are bitwise the same as without."""
 import json
 import pathlib
 
@@ -72,7 +72,7 @@ def test_training_under_caps_is_bitwise_the_same(script, net, batch, optimizer):
     assert out["uncapped"] and out["0.6"] and out["0.4"] and out["0.3"] and out["0.2"]
     assert "is off" in out["without support"]
     assert out["steps"] == 25
-    # The step before told what would be needed: most of it was on its way before it was asked for.
+    # The schedule of the step before tells what is needed next, so that most swap-ins begin before the use.
     assert out["in_time"] > out["swap_ins"] / 3 and out["wasted"] < out["swap_ins"] / 4, out
 
 
@@ -93,4 +93,4 @@ for _ in range(5):
 print(json.dumps(spillway_torch.memory_stats()))
 """))
     assert out["speculative_bytes"] > out["swap_out_bytes"] / 4, out
-    assert out["dropped_bytes"] >= 0.9 * out["speculative_bytes"], out  # they had not to be copied once more
+    assert out["dropped_bytes"] >= 0.9 * out["speculative_bytes"], out  # copied ahead of need, so dropped

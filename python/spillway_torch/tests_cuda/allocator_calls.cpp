@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What PyTorch's own C++ code asks of the CUDA allocator and Python cannot, as plain functions.
+// Calls of the CUDA allocator that only PyTorch's C++ code makes, as functions for Python.
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -18,7 +18,7 @@ using Entry = c10::CachingDeviceAllocator::TraceEntry;
 std::atomic<std::size_t> seen[16]{};
 std::atomic<bool> are_there{true};
 
-/// Older versions keep no sizes with the workspaces.
+/// Older versions of PyTorch store the workspaces without their sizes.
 template <class Map>
 void add_workspace(Map& workspaces, c10::DataPtr memory, std::size_t bytes) {
   if constexpr (std::is_same_v<typename Map::mapped_type, c10::DataPtr>) {
@@ -32,21 +32,21 @@ void add_workspace(Map& workspaces, c10::DataPtr memory, std::size_t bytes) {
 
 extern "C" {
 
-/// As a thread's first product of matrices on a stream does.
+/// Allocates a workspace as the first matrix product of a thread on a stream does.
 void keep_workspace(std::size_t bytes) {
   add_workspace(at::cuda::cublas_handle_stream_to_workspace().map,
                 c10::cuda::CUDACachingAllocator::get()->allocate(bytes),
                 bytes);
 }
 
-/// As cuDNN's benchmark mode does before it tries algorithms that need much scratch memory.
+/// Asks for the largest free range, as cuDNN's benchmark mode does before it tries algorithms.
 std::size_t largest_piece(int device) {
   std::size_t bytes = 0;
   c10::cuda::CUDACachingAllocator::cacheInfo(static_cast<c10::DeviceIndex>(device), &bytes);
   return bytes;
 }
 
-/// As C++ code that is called from Python and is no operation of PyTorch does.
+/// Asks for an address as C++ code does that Python calls and that is no operation.
 void* address_of(c10::TensorImpl* tensor) {
   return tensor->mutable_data();
 }
@@ -64,7 +64,7 @@ void* base_of(void* p, std::size_t* bytes) {
   return c10::cuda::CUDACachingAllocator::getBaseAllocation(p, bytes);
 }
 
-/// As NCCL's registration of segments does.
+/// Attaches a trace tracker, as NCCL does to register segments.
 void track() {
   c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker([](Entry const& entry) {
     ++seen[entry.action_];
@@ -86,12 +86,12 @@ std::size_t tracked_frees() {
 std::size_t tracked_segment_frees() {
   return seen[Entry::SEGMENT_FREE];
 }
-/// Whether all of what a segment was could still be read when it was said to go.
+/// Whether each segment was still mapped when the tracker was told that it is freed.
 bool were_segments_there() {
   return are_there;
 }
 
-/// An allocator for a pool, which uses memory for itself, on its stream, as soon as it has it back.
+/// An allocator for a pool. As soon as it gets memory back, it writes it on its stream.
 void* take(std::size_t bytes, int /*device*/, cudaStream_t /*stream*/) {
   void* p = nullptr;
   return cudaMalloc(&p, bytes) == cudaSuccess ? p : nullptr;

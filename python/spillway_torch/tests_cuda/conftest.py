@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of CUDA tensors: on a GPU, or on a stand-in for the CUDA runtime that has no cores (see kernels.py)."""
+"""Tests of CUDA tensors, on a GPU or on a stand-in for the CUDA runtime that runs no kernels itself (see kernels.py)."""
 import ctypes
 import gc
 import os
 import subprocess
 import sys
 
-# Workspaces of cuBLAS count against the limits, and never leave: by default 32 MiB for each thread and stream of an
-# H100. Before PyTorch is imported, and for the processes that tests start.
+# Workspaces of cuBLAS count against the limit and never leave. On an H100 they have 32 MiB for each thread and stream by
+# default. Set before PyTorch is imported, and inherited by the processes that tests start.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # eight of 16 KiB
 os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "128")
 
@@ -62,7 +62,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True)
 def clean():
-    """Every test begins with support on and nothing allocated, and ends without a frame left over."""
+    """Before each test support is on and nothing is allocated. After it no frame may be left."""
     if IS_THERE:
         gc.collect()
         spillway_torch.set_enabled_lms(True)
@@ -95,7 +95,7 @@ def lms():
 
 @pytest.fixture
 def make():
-    """CUDA tensors of so many MiB with different bytes, and the same on the host."""
+    """A function that makes a CUDA tensor of some MiB with random numbers, and the same tensor on the host."""
     def one(mib=1, seed=0):
         generator = torch.Generator().manual_seed(seed)
         host = torch.randint(0, 1 << 30, (int(mib * (1 << 18)),), dtype=torch.int32, generator=generator)
@@ -105,7 +105,7 @@ def make():
 
 @pytest.fixture
 def script(tmp_path):
-    """Runs Python code in a process of its own and returns what it printed."""
+    """A function that runs Python code in a new process and returns its output."""
     def run(code, timeout=300, **environment):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout, cwd=tmp_path,
                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment})
@@ -116,7 +116,7 @@ def script(tmp_path):
 
 @pytest.fixture
 def stand_in():
-    """Its own calls, for tests that ask it."""
+    """The stand-in's own functions, for tests that control or ask it."""
     library = ctypes.CDLL(None)
     library.spillway_fake_calls.restype = ctypes.c_size_t
     library.spillway_fake_begin_capture.argtypes = [ctypes.c_void_p]
@@ -128,7 +128,8 @@ def stand_in():
 
 @pytest.fixture
 def takes_the_place_early(stand_in):
-    """Whether 20 MiB can be written while a stream stands still that has not read what lay there."""
+    """A function that allocates and writes 20 MiB while the stream `side` is stalled. Returns whether the write ends before
+    the stream is resumed."""
     def ask(side):
         host = torch.zeros(20 << 18, dtype=torch.int32).pin_memory()
         z = torch.empty_like(host, device="cuda")
@@ -144,7 +145,7 @@ def takes_the_place_early(stand_in):
 
 @pytest.fixture(scope="session")
 def native(tmp_path_factory):
-    """What PyTorch's C++ code asks of the allocator (allocator_calls.cpp), compiled."""
+    """The compiled library of allocator_calls.cpp."""
     loaded = kernels.compiled("allocator_calls.cpp", tmp_path_factory.mktemp("native") / "allocator_calls.so")
     loaded.largest_piece.restype = loaded.base_of.restype = loaded.address_of.restype = ctypes.c_size_t
     loaded.address_of.argtypes = loaded.refuses_address.argtypes = [ctypes.c_void_p]

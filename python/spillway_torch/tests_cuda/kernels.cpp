@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels for a CUDA device without cores. With the stand-in for the CUDA runtime tensors, streams,
-// events and copies of the unpatched PyTorch work as on a GPU, but no kernel can be launched.
+// Kernels for a CUDA device that cannot run GPU code. With the stand-in for the CUDA runtime,
+// tensors, streams, events and copies of the unpatched PyTorch work as on a GPU, but no kernel can
+// be launched.
 //
-// The kernel of each operation is replaced by one that puts a host function on the current stream,
-// where the operation runs on the CPU: with tensors of the CPU over the memory of the device, which
-// is memory of the host. So the results of an operation are there when the stream has come to it,
-// as on a GPU, and an operation whose operands leave too early computes something else. What the
-// results look like is found with tensors without memory (of the device "meta"). Where PyTorch does
-// not know it before it has the operands' bytes, the kernel waits for its stream.
+// This file replaces the CUDA kernel of each operation by one that enqueues a host function on the
+// current stream. The host function runs the operation on the CPU, with CPU tensors over the memory
+// of the device, which is host memory. So, as on a GPU, the results exist only when the stream has
+// reached the operation, and they are wrong if an operand leaves too early. The shapes of the
+// results are computed with tensors without memory, of the device "meta". If PyTorch needs the
+// operands' bytes for that, the kernel waits for its stream instead.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -46,7 +47,7 @@ std::mutex failure_mutex;
 std::string failure;  // of the last kernel that threw on a stream
 bool waits_always = false;
 
-/// A value with each of its tensors replaced.
+/// Returns a value in which each tensor is replaced by `replacement(tensor)`.
 template <class Function>
 IValue with_tensors(IValue const& value, Function replacement) {
   if (value.isTensor()) {
@@ -78,7 +79,7 @@ void for_each_tensor(IValue const& value, Function act) {
   });
 }
 
-/// Tensors of another device that look like those of the CUDA device, and overlap as they do.
+/// Makes tensors of another device with the same shapes and overlaps as those of the CUDA device.
 class Twins {
  public:
   /// `device`: the CPU, for tensors over the same memory, or "meta", for those without memory.
@@ -95,7 +96,7 @@ class Twins {
  private:
   at::Tensor make(at::Tensor const& tensor) {
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-      return tensor;  // stands for a number of Python
+      return tensor;  // it is a Python number, not a tensor of the program
     }
     if (tensor.is_cpu() && device_ == c10::DeviceType::CPU) {
       return tensor.clone();
@@ -118,7 +119,7 @@ class Twins {
       TORCH_CHECK(p != nullptr || bytes == 0 || device_ == c10::DeviceType::Meta,
                   "an operand has no address: nothing leases it");
       auto* const allocator = c10::GetAllocator(device_);
-      // Operations may make their results larger: that gives the twin memory of its own.
+      // An operation may enlarge its result, which then gets memory of its own.
       found = storages_
                   .emplace(key,
                            c10::Storage{c10::Storage::use_byte_size_t{},
@@ -136,7 +137,7 @@ class Twins {
   std::unordered_map<c10::StorageImpl const*, c10::Storage> storages_;
 };
 
-/// As inside of a kernel: without gradients, and without what looks at operations from outside.
+/// Disables autograd and modes that intercept operations, as is the case inside of a kernel.
 struct InsideOfKernel {
   c10::impl::ExcludeDispatchKeyGuard keys{
       c10::autograd_dispatch_keyset_with_ADInplaceOrView |
@@ -148,13 +149,13 @@ bool writes(c10::Argument const& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-/// An operation that waits for its place on a stream. It holds no memory of the device, as a
-/// kernel of a GPU does not.
+/// An operation that is enqueued on a stream. Like a kernel of a GPU it does not keep its operands'
+/// memory alive.
 struct Work {
   OperatorHandle op;
   Stack arguments;
-  std::vector<at::Tensor> results;  // over the memory of those that the operation makes, in order
-  bool is_of_graph = false;         // and runs with each launch of the graph
+  std::vector<at::Tensor> results;  // CPU tensors over the memory of the results, in order
+  bool is_of_graph = false;         // captured, so it runs with each launch of the graph
 
   void run() const {
     InsideOfKernel const inside;
@@ -167,7 +168,7 @@ struct Work {
       }
       for_each_tensor(stack[i], [&](at::Tensor const& result) {
         at::Tensor const& to = *place++;
-        // Some kernels of the CPU leave out what is not needed.
+        // Some CPU kernels return an empty tensor for a result that is not needed.
         result.numel() == 0 ? to.zero_() : to.copy_(result);
       });
     }
@@ -254,8 +255,8 @@ class Call {
     return op_.schema().arguments()[i];
   }
 
-  /// Takes numbers from the generator's counter, as kernels of a GPU do. What numbers they are
-  /// depends on its seed and on that counter.
+  /// Computes the seed of this call from the generator's seed and counter, and advances the
+  /// counter, as GPU kernels do.
   void draw_seed() {
     at::Generator generator = at::cuda::detail::getDefaultCUDAGenerator();
     for (std::size_t i = 0; i < given_.size(); ++i) {
@@ -275,11 +276,11 @@ class Call {
     }
   }
 
-  /// Tensors that look like the results. Nothing if the operands' bytes are needed for that, or if
-  /// an operand will change its size.
+  /// Returns meta tensors with the shapes of the results, or nothing if the operands' bytes are
+  /// needed for that, or if the operation changes the size of an operand.
   std::optional<Stack> known_results() const {
     if (seed_ && !has_generator_) {
-      return std::nullopt;  // it draws from the CPU's generator, which is the program's
+      return std::nullopt;  // it would use the default CPU generator, which is the program's
     }
     Twins shapes{c10::DeviceType::Meta};
     Stack stack;
@@ -295,7 +296,7 @@ class Call {
       InsideOfKernel const inside;
       op_.callBoxed(stack);
     } catch (std::exception const&) {
-      return std::nullopt;  // what is wrong with the operands is said by the kernel
+      return std::nullopt;  // the kernel reports what is wrong with the operands
     }
     bool keeps_sizes = true;
     for_each_written([&](at::Tensor const& tensor) {
@@ -360,7 +361,7 @@ class Call {
 
   static void synchronize() { c10::cuda::getCurrentCUDAStream().synchronize(); }
 
-  /// Writes a tensor whose memory may have been something else's until now.
+  /// Writes a tensor. Waits first, since operations on the stream may still use its memory.
   static void fill(at::Tensor const& tensor, at::Tensor const& bytes) {
     synchronize();
     InsideOfKernel const inside;
@@ -385,7 +386,7 @@ class Call {
     }
   }
 
-  /// A result that is an argument, or `make` of each of its tensors.
+  /// Returns the argument that a result aliases, or else the result with `make` of each tensor.
   template <class Make>
   IValue returned(std::size_t result, IValue const& value, Make make) const {
     auto const* const aliases = op_.schema().returns()[result].alias_info();
@@ -404,7 +405,7 @@ class Call {
   OperatorHandle op_;
   c10::cuda::OptionalCUDAGuard device_;
   std::vector<IValue> given_;
-  std::vector<IValue> plain_;  // for the CPU, but for the tensors
+  std::vector<IValue> plain_;  // arguments for the CPU, with the tensors unchanged
   std::optional<std::uint64_t> seed_;
   bool has_generator_ = false;
 };
@@ -413,7 +414,7 @@ void run(OperatorHandle const& op, DispatchKeySet, Stack* stack) {
   Call{op, *stack}.run(*stack);
 }
 
-/// Only a copy inside of the device that changes its layout is a kernel.
+/// Of all copies only those inside of the device that change type, shape or layout need a kernel.
 at::Tensor& copy_(at::Tensor& self, at::Tensor const& source, bool non_blocking) {
   bool const is_plain = self.dtype() == source.dtype() && self.sizes() == source.sizes() &&
                         self.strides() == source.strides() && self.is_non_overlapping_and_dense() &&
@@ -431,7 +432,8 @@ at::Tensor& copy_(at::Tensor& self, at::Tensor const& source, bool non_blocking)
   return self;
 }
 
-/// Operations that run on the device as they are: they make memory, or look at it from outside.
+/// Whether an operation is not replaced: such operations allocate, copy, make views or read
+/// properties.
 bool needs_no_kernel(OperatorHandle const& op) {
   static std::set<std::string> const names{"aten::_efficientzerotensor",
                                            "aten::_local_scalar_dense",
@@ -458,14 +460,14 @@ bool needs_no_kernel(OperatorHandle const& op) {
 
 extern "C" {
 
-/// Once. Operations that have no kernel for the CPU either stay without one. `waits`: each kernel
-/// waits for its stream, so that PyTorch need not know what results look like.
+/// Call it once. Operations without a CPU kernel are not replaced. `waits`: each kernel waits for
+/// its stream, so that the shapes of results need not be known before.
 void spillway_install_kernels(bool waits) {
   waits_always = waits;
   static std::vector<c10::RegistrationHandleRAII> registered;
   auto& dispatcher = c10::Dispatcher::singleton();
   auto names = dispatcher.getRegistrationsForDispatchKey(DispatchKey::CUDA);
-  names.push_back({"aten::convolution", ""});  // one of the CPU, not one of cuDNN
+  names.push_back({"aten::convolution", ""});  // use the CPU's kernel, not cuDNN
   for (c10::OperatorName const& name : names) {
     auto const op = dispatcher.findSchema(name);
     if (op && name.name.rfind("aten::", 0) == 0 && !needs_no_kernel(*op) &&
@@ -488,7 +490,7 @@ void spillway_install_kernels(bool waits) {
                               "stand-in"));
 }
 
-/// Why a kernel failed since the last call, or an empty text. A GPU would stop at that.
+/// Returns the error of a kernel since the last call, or an empty text. A GPU would stop at it.
 char const* spillway_kernel_failure() {
   thread_local std::string text;
   std::lock_guard const lock{failure_mutex};

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels for a CUDA device without cores: operations run on the CPU, in their places on the streams (kernels.cpp).
+"""Kernels for a simulated CUDA device: operations run on the CPU, in the order of the streams (kernels.cpp).
 
 The stand-in for the CUDA runtime is tests/support/fake_cuda_device.cpp.
 """
@@ -25,7 +25,7 @@ def is_stand_in():
 
 
 def compiled(source, library):
-    """A library of C++ code that calls PyTorch."""
+    """Compiles C++ code that calls PyTorch, and loads it as a library."""
     toolkits = [pathlib.Path(path).parent for path in include_paths(device_type="cuda")]
     packages = pathlib.Path(torch.__file__).parents[1] / "nvidia" / f"cu{torch.version.cuda.split('.')[0]}"
     headers = [str(t / "include") for t in (packages, *toolkits, pathlib.Path("/usr/local/cuda"))]
@@ -41,10 +41,10 @@ def compiled(source, library):
 
 
 def install(waits=False):
-    """Once, before the first operation. Compiles the kernels for this process and those that it starts.
+    """Compiles and installs the kernels, for this process and those that it starts. Call it once, before the first operation.
 
-    With `waits` each kernel waits for its stream: programs of a few seconds need not import what knows the shapes of
-    results, which takes PyTorch four.
+    With `waits` each kernel waits for its stream. Then PyTorch need not import the code that computes the shapes of
+    results, which takes four seconds, so short programs should use it.
     """
     global _library
     if _library is not None or not is_stand_in():
@@ -52,7 +52,7 @@ def install(waits=False):
     torch.backends.cudnn.enabled = False
     for kernels in ("flash", "mem_efficient", "cudnn"):
         getattr(torch.backends.cuda, f"enable_{kernels}_sdp")(False)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # by a kernel
+    torch.utils.deterministic.fill_uninitialized_memory = False  # filling needs a kernel
     if LIBRARY in os.environ:
         _library = ctypes.CDLL(os.environ[LIBRARY])
     else:
@@ -65,7 +65,7 @@ def install(waits=False):
 
 
 def failure():
-    """Why a kernel of the stand-in failed since the last call, or an empty text. Waits for all that were launched."""
+    """Waits for all kernels. Returns the error of a kernel since the last call, or an empty text."""
     if _library is None:
         return ""
     torch.cuda.synchronize()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What PyTorch asks of its CUDA allocator, and what `torch.cuda` shows of it."""
+"""The functions that PyTorch calls of its CUDA allocator, and what `torch.cuda` reports about it."""
 import gc
 import json
 
@@ -17,7 +17,7 @@ def test_it_is_the_allocator_of_cuda_tensors(lms, make):
 
 
 def test_tensors_beyond_the_limit_keep_their_bytes(lms, make):
-    made = [make(4, seed) for seed in range(16)]  # 64 MiB in 32
+    made = [make(4, seed) for seed in range(16)]  # 64 MiB, where 32 fit
 
     assert all(torch.equal(x.cpu(), host) for x, host in made)
     assert lms.stats()["swap_out_bytes"] > 0
@@ -78,7 +78,7 @@ def test_peaks_and_totals_can_be_reset(make):
 
 
 def test_active_and_inactive_make_up_what_is_reserved(make):
-    made = [make(3, seed) for seed in range(14)]  # some are away
+    made = [make(3, seed) for seed in range(14)]  # more than fits, so that some are away
 
     now = torch.cuda.memory_stats()
 
@@ -183,7 +183,7 @@ def test_recorded_history_has_stacks_and_opens_in_memory_viz(tmp_path, lms, make
         torch.cuda.memory._record_memory_history(enabled=None)
 
     actions = [entry["action"] for entry in snapshot["device_traces"][0]]
-    assert actions.count("alloc") >= 2 and "free_completed" in actions  # it left and came back
+    assert actions.count("alloc") >= 2 and "free_completed" in actions  # the tensor left and came back
     allocated = [e for e in snapshot["device_traces"][0] if e["action"] == "alloc" and e["size"] == 2 * MIB]
     assert any("conftest" in frame["filename"] for entry in allocated for frame in entry["frames"])
     from torch.cuda import _memory_viz
@@ -234,9 +234,9 @@ def test_a_memory_fraction_is_a_limit(make):
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(24 * MIB, dtype=torch.uint8, device="cuda")
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)  # more than there is to have counts as that
+        torch.cuda.set_per_process_memory_fraction(1.0)  # a limit above the available memory counts as all of it
     del made
-    torch.cuda.empty_cache()  # where the driver cannot map memory, what was taken since lies apart from the rest
+    torch.cuda.empty_cache()  # without mapped memory, growth is not contiguous with the rest of the arena
     torch.empty(24 * MIB, dtype=torch.uint8, device="cuda")
 
 
@@ -369,7 +369,7 @@ def test_an_address_for_a_launch_holds_for_the_launch(lms, make):
     x, host = make(2)
     lms.evict()
 
-    with spillway_torch.hold():  # as a compiled graph
+    with spillway_torch.hold():  # as a compiled graph does
         address = x.data_ptr()
         lms.evict()
         assert lms.view(x)["resident"] and x.data_ptr() == address

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA tensors that take fewer bytes while they are away."""
+"""Codecs of CUDA tensors, which take fewer bytes while they are away."""
 import pytest
 import torch
 
@@ -8,7 +8,7 @@ import spillway_torch
 
 @pytest.fixture(autouse=True)
 def codecs():
-    """Skips where the module has none: it was built without nvcc."""
+    """Skips the tests if the module was built without nvcc, and so has no codecs for CUDA tensors."""
     try:
         spillway_torch.set_codec("lossless")
     except NotImplementedError as error:
@@ -19,7 +19,7 @@ def codecs():
 
 
 class Counted:
-    """What codecs were given and what they made of it, since this was made."""
+    """Growth of the statistics of codecs since this object was made."""
 
     def __init__(self):
         self.before = self.stats()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What C++ code in PyTorch asks of the allocator: cuDNN, cuBLAS, NCCL, and code that looks for a segment."""
+"""Calls of the allocator by C++ code in PyTorch: for cuDNN, cuBLAS and NCCL, and by code that looks for a segment."""
 import ctypes
 
 import pytest
@@ -17,14 +17,14 @@ def test_the_largest_piece_can_be_had_without_anything_leaving(native, lms, make
     bytes_ = native.largest_piece(0)
     workspace = torch.cuda.caching_allocator_alloc(bytes_)
 
-    assert bytes_ >= 16 * MIB  # of 32, where 12 are taken
+    assert bytes_ >= 16 * MIB  # of 32 MiB 12 are in use
     assert lms.stats()["reclaimed"] == before["reclaimed"]
     torch.cuda.caching_allocator_delete(workspace)
     del made
 
 
 def test_the_largest_piece_is_small_when_memory_is_full(native, lms, make):
-    made = [make(4, seed)[0] for seed in range(12)]  # 48 MiB in 32
+    made = [make(4, seed)[0] for seed in range(12)]  # 48 MiB, where 32 fit
 
     assert native.largest_piece(0) < 8 * MIB
     del made
@@ -51,7 +51,7 @@ def test_an_address_is_traced_to_its_segment(native, make):
     assert segments[base] == size.value and base <= x.data_ptr() < base + size.value
 
 
-has_hooks = torch.__version__ >= "2.13"  # storages say that their address is asked for
+has_hooks = torch.__version__ >= "2.13"  # then a storage calls a hook when its address is asked for
 
 
 @pytest.mark.skipif(not has_hooks, reason="nothing can bring the tensor in")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results and errors of PyTorch's operators are those of a run without support (tests/opinfo.py). `--all-samples` takes
-every operator, sample and data type in the place of a few."""
+"""PyTorch's operators give the same results and errors as without support (tests/opinfo.py). With `--all-samples` the test
+uses all operators, samples and data types instead of a few."""
 import json
 import os
 import pathlib
@@ -12,7 +12,7 @@ pytest.importorskip("expecttest", reason="PyTorch's samples need the package exp
 
 TESTS = str(pathlib.Path(__file__).resolve().parents[1] / "tests")
 
-#: A process of its own, since some samples are larger than the limit of the others.
+#: A separate program, since some samples are larger than the limit of the other tests.
 PROGRAM = """
 import json, warnings
 import torch

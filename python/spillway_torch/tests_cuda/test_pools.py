@@ -96,7 +96,7 @@ def test_a_pool_that_is_released_too_often_is_an_error():
 
 
 class Capture:
-    """What `torch.cuda.graph` does, but that nothing is launched: the stand-in makes no graphs."""
+    """Does the same as `torch.cuda.graph`, except that no graph is made, since the stand-in has none."""
 
     def __init__(self, stand_in, stream, pool):
         self.stand_in, self.stream, self.pool = stand_in, stream, pool
@@ -156,7 +156,7 @@ def test_an_operand_that_is_away_comes_in_beside_a_capture(stand_in, lms, make):
 @pytest.mark.stand_in
 @pytest.mark.skipif(not begins_captures(), reason="this PyTorch calls it otherwise")
 def test_what_a_capture_inside_of_hold_uses_stays_where_it_is(stand_in, lms, make):
-    """Whether an operation before it has used it, or only one inside of `hold`, where nothing is enrolled."""
+    """Both a tensor that was used before `hold`, and one that was made inside of `hold`, where tensors are not enrolled."""
     side, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
     with torch.cuda.stream(side):
         x, host = make(2)
@@ -183,7 +183,7 @@ def test_a_pool_in_use_keeps_its_idle_memory_when_the_cache_is_emptied(stand_in)
     address = x.data_ptr()
     del x
 
-    torch.cuda.empty_cache()  # as the capture of another graph does
+    torch.cuda.empty_cache()  # PyTorch does this before it captures another graph
 
     assert [segment["address"] for segment in torch.cuda.memory_snapshot(pool)] == [address]
     torch._C._cuda_releasePool(0, pool)
@@ -199,7 +199,7 @@ def test_a_graph_is_launched_after_another_one_was_captured(make):
         y.copy_(between)
         del between
     with torch.cuda.graph(second):
-        z = torch.empty_like(w).copy_(w)  # in the place of `between`, if that were given away
+        z = torch.empty_like(w).copy_(w)  # would get the memory of `between` if that were reused
     others = [make(2, seed) for seed in range(1, 14)]  # more than fits
 
     second.replay()
@@ -211,7 +211,7 @@ def test_a_graph_is_launched_after_another_one_was_captured(make):
 
 
 class Copies(torch.nn.Module):
-    """Of what PyTorch does without kernels."""
+    """A module that only copies, which needs no kernels."""
 
     def forward(self, x):
         return x.clone().clone()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA tensors that leave without a copy and are made again by the operations that made them: bitwise the same."""
+"""Recomputation: CUDA tensors are dropped without a copy, and the operations that made them make bitwise the same again."""
 import json
 import os
 import pathlib
@@ -13,10 +13,10 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
 
 from recompute_samples import OPERATIONS  # noqa: E402
 
-#: Its kernel asks for the default generator itself.
+#: Operations that are never recomputed, since their kernel uses the default generator by itself.
 NEVER = ["native_dropout"]
 
-#: A process that takes its link to be so slow that each result is made again rather than copied, if it can be.
+#: The begin of a program with a link so slow that each result is recomputed rather than copied, if possible.
 RECOMPUTE = """
 import gc, json, sys
 import torch, torch.nn.functional as F

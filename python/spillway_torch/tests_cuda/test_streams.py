@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that several streams use, while tensors leave and come back."""
+"""Tensors that are used by several streams, and leave and come back in between."""
 import pytest
 import torch
 
@@ -11,7 +11,7 @@ def test_what_one_stream_wrote_another_reads(lms, make):
     x, host = make(2)
     lms.evict()
 
-    with torch.cuda.stream(side):  # ordered by nothing but the library
+    with torch.cuda.stream(side):  # only the library orders this stream after the other one
         y = torch.empty_like(x).copy_(x)
     side.synchronize()
 
@@ -56,7 +56,7 @@ def test_a_place_is_taken_after_all_streams_that_used_it(how, stand_in, takes_th
 
 @pytest.mark.stand_in
 def test_a_place_is_taken_before_streams_that_did_not_use_it(stand_in, takes_the_place_early, lms, make):
-    """Though it was lent, as to a collective, and each time another stream was to come after that."""
+    """`x` was lent six times, as to a collective, and each loan ended on another stream. `side` has not used `x`."""
     x, _ = make(20)
     y, bytes_ = make(1)
     z = torch.empty_like(y)
@@ -66,7 +66,7 @@ def test_a_place_is_taken_before_streams_that_did_not_use_it(stand_in, takes_the
     stand_in.spillway_fake_stall(side.cuda_stream)
     with torch.cuda.stream(side):
         z.copy_(y)
-        torch.empty_like(y).copy_(y)  # whose end is a point on this stream
+        torch.empty_like(y).copy_(y)  # the memory of this temporary is free when `side` gets there
     for other in others:
         lent = lms.lend(x)
         with torch.cuda.stream(other):
@@ -181,7 +181,7 @@ def test_futures_pass_what_is_away_from_one_stream_to_another(lms, make):
 
 
 def test_hooks_of_communication_pass_gradients_on(script):
-    """They run in threads of the process group, where an error would end the process."""
+    """The hooks run in threads of the process group, where an error would end the process."""
     code = """
 import threading
 import torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training under caps on CUDA is bitwise the training that PyTorch's own allocator gives."""
+"""Training under limits on CUDA gives bitwise the same results as with PyTorch's own allocator."""
 import json
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 import kernels
 
-# A network of the ResNet kind; small where there are no cores.
+# A network like a ResNet, which is smaller on the stand-in.
 PROGRAM = """
 import json, sys
 import torch, torch.nn as nn
@@ -53,7 +53,7 @@ print(json.dumps({"losses": losses, "weights": weights.hex(), "peak": torch.cuda
 
 
 def train(limit, folder, link=0):
-    """`link`: the rate that recomputation is weighed against; 0: nothing is made again."""
+    """Trains in a new process. `link` is the copy rate that recomputation is compared with; 0 turns recomputation off."""
     shape = (4, 16, 32, 8) if kernels.is_stand_in() else (8, 64, 64, 64)
     path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), *sys.path])
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(limit), str(link), *map(str, shape)], capture_output=True, text=True,
