@@ -41,7 +41,7 @@ TEST_SUITE("bad input") {
       before = allocator.stats();
     }
 
-    /// That no block came or went, and that all of them hold what they held.
+    /// Checks that there are the same blocks with the same contents.
     void check_intact() {
       auto const now = allocator.stats();
       CHECK(now.allocated.blocks.current == before.allocated.blocks.current);
@@ -60,7 +60,7 @@ TEST_SUITE("bad input") {
     Stats before;
   };
 
-  /// What was thrown, or an empty text.
+  /// The message of the error that was thrown, or an empty text.
   template <class Error, class Call>
   std::string message_of(Call call) {
     try {
@@ -75,7 +75,7 @@ TEST_SUITE("bad input") {
     return text.find(part) != std::string::npos;
   }
 
-  /// Everything that can be asked of a block, asked of an id that names none.
+  /// Checks that every call that takes an id refuses this one as unknown.
   void check_unknown(Witnessed& it, BlockId id) {
     CHECK_THROWS_AS(it.allocator.deallocate(id), ContractViolation);
     CHECK_THROWS_AS((void)it.allocator.acquire(id, Access::read, it.stream), ContractViolation);
@@ -85,7 +85,7 @@ TEST_SUITE("bad input") {
     CHECK_THROWS_AS((void)it.allocator.residency(id), ContractViolation);
   }
 
-  /// That an allocator with these options cannot be made, and takes nothing from the device.
+  /// Checks that an allocator with these options cannot be made, and leaves nothing on the device.
   template <class Error>
   void check_refused(SmallAllocator::Options const& options) {
     SimApi device{{.capacity_bytes = 64_MiB}};
@@ -101,7 +101,7 @@ TEST_SUITE("bad input") {
 
   }  // namespace
 
-  TEST_CASE("DeviceAllocator: a block of no bytes is refused") {
+  TEST_CASE("DeviceAllocator: a size of 0 bytes is refused") {
     Witnessed it;
 
     CHECK_THROWS_AS((void)it.allocator.allocate(0), ContractViolation);
@@ -135,7 +135,8 @@ TEST_SUITE("bad input") {
     it.check_intact();
   }
 
-  TEST_CASE("DeviceAllocator: a block that was freed is unknown, even if its index is used again") {
+  TEST_CASE(
+      "DeviceAllocator: the id of a freed block is unknown, even after its index is used again") {
     Witnessed it;
     BlockId const stale = it.allocator.allocate(1000);
     it.allocator.deallocate(stale);
@@ -149,7 +150,7 @@ TEST_SUITE("bad input") {
     it.check_intact();
   }
 
-  TEST_CASE("DeviceAllocator: ids that were never given out are unknown") {
+  TEST_CASE("DeviceAllocator: ids that were never assigned are unknown") {
     Witnessed it;
     SmallBench other;
     BlockId foreign{};
@@ -167,7 +168,7 @@ TEST_SUITE("bad input") {
     CHECK(other.allocator.stats().allocated.blocks.current == 10);
   }
 
-  TEST_CASE("DeviceAllocator: one unknown operand refuses the whole group") {
+  TEST_CASE("DeviceAllocator: one unknown operand makes the whole group fail") {
     Witnessed it;
     BlockId const good = it.resident.buffer().id();
     BlockId const away = it.swapped_out.buffer().id();
@@ -182,7 +183,7 @@ TEST_SUITE("bad input") {
   }
 
   TEST_CASE(
-      "DeviceAllocator: a group that does not fit at once is refused, and none of it is held") {
+      "DeviceAllocator: a group that does not fit at once is refused, and none of it is leased") {
     auto options = small_options(1_MiB);
     options.paging.lease_wait = std::chrono::milliseconds{0};
     Witnessed it{options};
@@ -216,8 +217,7 @@ TEST_SUITE("bad input") {
     it.check_intact();
   }
 
-  TEST_CASE(
-      "DeviceAllocator: a lease outlives its buffer, and what is asked meanwhile is refused") {
+  TEST_CASE("DeviceAllocator: a lease outlives its buffer, whose id is unknown from then on") {
     Witnessed it;
     auto buffer = std::make_unique<KnownBytes>(it, 5'000, 9);
     BlockId const id = buffer->buffer().id();
@@ -236,7 +236,8 @@ TEST_SUITE("bad input") {
     it.check_intact();
   }
 
-  TEST_CASE("DeviceAllocator: an allocator with blocks left refuses to be closed, and works on") {
+  TEST_CASE(
+      "DeviceAllocator: close() is refused while blocks are left, and the allocator stays usable") {
     Witnessed it;
     auto lease = it.resident.buffer().acquire(Access::read, it.stream);
     auto const what = message_of<ContractViolation>([&] { it.allocator.close(); });
@@ -250,8 +251,7 @@ TEST_SUITE("bad input") {
     CHECK_NOTHROW(empty.allocator.close());
   }
 
-  TEST_CASE(
-      "DeviceAllocator: when leases leave no room, the error says what is held and by how much") {
+  TEST_CASE("DeviceAllocator: if leases leave no room, the error says how many bytes are leased") {
     auto options = small_options(1_MiB);
     options.paging.lease_wait = std::chrono::milliseconds{0};
     Witnessed it{options};
@@ -272,7 +272,7 @@ TEST_SUITE("bad input") {
     it.check_intact();
   }
 
-  TEST_CASE("DeviceAllocator: a full host pool is named, and no byte is lost") {
+  TEST_CASE("DeviceAllocator: the error names a full host pool, and no byte is lost") {
     auto options = small_options(1_MiB);
     options.host.pinned_bytes = 128_KiB;
     options.host.slab_bytes = 64_KiB;
@@ -290,7 +290,7 @@ TEST_SUITE("bad input") {
     it.check_intact();
   }
 
-  TEST_CASE("DeviceAllocator: a file system without room is named together with its reason") {
+  TEST_CASE("DeviceAllocator: the error for a full file system gives its reason") {
     auto options = small_options(1_MiB);
     options.host.pinned_bytes = 0;
     options.host.file_bytes = 1_GiB;
@@ -327,7 +327,7 @@ TEST_SUITE("bad input") {
     CHECK(known.is_intact());
   }
 
-  TEST_CASE("DeviceAllocator: without a tier given, no swapping means no host memory") {
+  TEST_CASE("DeviceAllocator: without swapping and without tier options, no host memory is used") {
     auto options = small_options(1_MiB);
     options.host = {};
     options.paging.swapping = false;
@@ -359,7 +359,7 @@ TEST_SUITE("bad input") {
     CHECK_NOTHROW(SmallBench{options});
   }
 
-  TEST_CASE("DeviceAllocator: bandwidths that are no speeds are refused") {
+  TEST_CASE("DeviceAllocator: bandwidths that are not positive numbers are refused") {
     for (double const speed : {0.0, -1.0, no_number}) {
       CAPTURE(speed);
       auto link = small_options(1_MiB);
@@ -371,7 +371,8 @@ TEST_SUITE("bad input") {
     }
   }
 
-  TEST_CASE("DeviceAllocator: a capacity that is too small, too large or not there is refused") {
+  TEST_CASE(
+      "DeviceAllocator: a capacity that is too small, too large or not available is refused") {
     check_refused<ContractViolation>(small_options(1));
     check_refused<ContractViolation>(small_options(255));
     check_refused<ContractViolation>(small_options(most));
@@ -379,8 +380,9 @@ TEST_SUITE("bad input") {
     CHECK_NOTHROW(SmallBench{small_options(256)});
   }
 
-  TEST_CASE("DeviceAllocator: a device that has less than the capacity is an error when it shows") {
-    auto options = small_options(128_MiB);  // of a device of 64
+  TEST_CASE("DeviceAllocator: a capacity that the device does not have is an error when it is "
+            "first needed") {
+    auto options = small_options(128_MiB);  // the device has 64 MiB
     options.initial_bytes = 1_MiB;
     SmallBench bench{options};
     KnownBytes known{bench, 600'000, 1};
@@ -389,7 +391,7 @@ TEST_SUITE("bad input") {
     CHECK(known.is_intact());
   }
 
-  TEST_CASE("DeviceAllocator: tiers that cannot be are refused") {
+  TEST_CASE("DeviceAllocator: invalid tier options are refused") {
     auto no_path = small_options(1_MiB);
     no_path.host.file_bytes = 1_MiB;
     check_refused<ContractViolation>(no_path);
@@ -402,7 +404,8 @@ TEST_SUITE("bad input") {
     }
   }
 
-  TEST_CASE("DeviceAllocator: staging of nonsense sizes is refused, and names the option") {
+  TEST_CASE(
+      "DeviceAllocator: invalid sizes of staging are refused, and the error names the option") {
     using Staging = std::pair<std::size_t, std::size_t>;  // chunks, bytes of each
     for (auto const& [chunks, bytes] : {Staging{12, 1_GiB + 1},
                                         Staging{12, most},
@@ -423,12 +426,12 @@ TEST_SUITE("bad input") {
       });
       CHECK(contains(what, chunks == 12 ? "staging_bytes" : "staging_chunks"));
     }
-    auto unused = small_options(1_MiB);  // which has no tier that is staged
+    auto unused = small_options(1_MiB);  // whose tiers need no staging
     unused.host.staging_bytes = most;
     CHECK_NOTHROW(SmallBench{unused});
   }
 
-  TEST_CASE("DeviceAllocator: a file tier that cannot be opened is refused, and says where") {
+  TEST_CASE("DeviceAllocator: a file tier that cannot be opened is refused with its path") {
     TemporaryFolder const folder;
     auto const file = folder.path() / "taken";
     std::ofstream{file} << "something else";
@@ -449,7 +452,7 @@ TEST_SUITE("bad input") {
   }
 
   TEST_CASE(
-      "DeviceAllocator: one that cannot be made does not disturb another on the same device") {
+      "DeviceAllocator: a failed construction does not disturb another allocator on the device") {
     Witnessed it;
     auto options = small_options(64_MiB);
     CHECK_THROWS_AS((SmallAllocator{it.device, options}), OutOfDeviceMemory);

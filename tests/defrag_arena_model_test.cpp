@@ -52,15 +52,15 @@ bool covers(Fence const& fence, Ticket need) {
 
 // What one granule of memory holds, and what must have happened before it may be touched.
 struct Granule {
-  std::uint64_t block = 0;  // whose bytes; 0: nobody's
-  std::uint32_t part = 0;   // which granule of the block
+  std::uint64_t block = 0;  // the owner; 0: none
+  std::uint32_t part = 0;   // index of the granule in the block
   std::vector<Ticket> uses;
 };
 
-// An arena as slow as it can be: every granule for itself.
+// The model: an arena that keeps each granule separately, as slow as that is.
 class Oracle {
  public:
-  /// @param joins  whether memory beside other memory is one piece with it
+  /// @param joins whether adjacent segments are one piece
   void add_segment(std::byte* base, std::size_t bytes, bool joins) {
     std::vector<Granule> granules(bytes / granule_bytes);
     if (auto const next = segments_.find(base + bytes); joins && next != segments_.end()) {
@@ -470,7 +470,7 @@ class Player {
       return block->second.bytes * (1 + static_cast<std::uint64_t>(id) % 5);
     };
     auto const window = arena_.cheapest_window(bytes, price);
-    // Slowly: from each range on as far as it takes.
+    // The slow way: from each range on, until the window is large enough.
     std::vector<RangeView> ranges;
     arena_.for_each_range([&](RangeView const& range) { ranges.push_back(range); });
     std::optional<std::uint64_t> cheapest;
@@ -592,24 +592,23 @@ void play_all(std::size_t ops, std::size_t few_ranges) {
 }  // namespace
 
 TEST_SUITE("arena") {
-  TEST_CASE("DefragArena: agrees with granule-by-granule bookkeeping, segregated fit") {
+  TEST_CASE("DefragArena: agrees with a model of single granules, segregated fit") {
     play_all<SegregatedFit>(45'000, any_number);
   }
-  TEST_CASE("DefragArena: agrees with granule-by-granule bookkeeping, best fit") {
+  TEST_CASE("DefragArena: agrees with a model of single granules, best fit") {
     play_all<BestFit>(45'000, any_number);
   }
-  TEST_CASE(
-      "DefragArena: agrees with it where room is looked for here and there before everywhere") {
+  TEST_CASE("DefragArena: agrees with the model when part of the arena is searched first") {
     play_all<SegregatedFit>(20'000, 8);
     play_all<BestFit>(20'000, 8);
   }
-  TEST_CASE("DefragArena: agrees with it where memory comes and goes in place") {
+  TEST_CASE("DefragArena: agrees with the model when the arena grows and shrinks in place") {
     play_all<SegregatedFit, Growth::in_place, SimApi>(20'000, any_number);
     play_all<BestFit, Growth::in_place>(20'000, any_number);
     play_all<SegregatedFit, Growth::in_place>(20'000, 8);
     play_all<Watched<BestFit>, Growth::in_place, SimApi>(3000, 8);
   }
-  TEST_CASE("DefragArena: each range knows at all times which of its neighbours are free") {
+  TEST_CASE("DefragArena: ranges always record correctly which neighbours are free") {
     play_all<Watched<SegregatedFit>>(5000, any_number);
     play_all<Watched<SegregatedFit>, Growth::in_place>(5000, any_number);
   }

@@ -71,7 +71,7 @@ TEST_SUITE("defrag_arena") {
       return range;
     }
 
-    /// Each block has its bytes, wherever it is, and none is about to move.
+    /// Checks that each block has its bytes at its place, and that none is moving.
     void check_blocks() {
       for (std::size_t i = 0; i < ranges.size(); ++i) {
         CAPTURE(i);
@@ -96,7 +96,7 @@ TEST_SUITE("defrag_arena") {
 
   }  // namespace
 
-  TEST_CASE("DefragArena: a plan is committed though the device refuses a copy in its midst") {
+  TEST_CASE("DefragArena: a plan is committed correctly after the device refuses a copy halfway") {
     std::size_t refused = 0;
     std::size_t partly = 0;
     for (bool is_done = false; !is_done; ++refused) {

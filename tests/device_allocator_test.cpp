@@ -35,7 +35,7 @@ using support::SmallBench;
 
 namespace {
 
-/// Sends away blocks of at least `least_bytes` only.
+/// Evicts only blocks of at least `least_bytes`.
 class LargeOnly : public LruEviction {
  public:
   LargeOnly() = default;
@@ -59,7 +59,7 @@ struct LargeOnlyPolicies : support::SmallPolicies {
 };
 using LargeOnlyAllocator = DeviceAllocator<LargeOnlyPolicies>;
 
-/// Counts in a counter of the caller's, which it shares with its copies, how often it is asked.
+/// Counts how often it is asked, in a counter of the caller that all its copies share.
 class CountedFit : public SegregatedFit {
  public:
   CountedFit() = default;
@@ -74,7 +74,7 @@ class CountedFit : public SegregatedFit {
   int* asked_ = nullptr;
 };
 
-/// The same for the number of plans that were asked for.
+/// The same for the number of plans requested.
 class CountedCompaction {
  public:
   static constexpr bool moves_blocks = true;
@@ -100,7 +100,7 @@ struct CountedPolicies : support::SmallPolicies {
   using compaction = CountedCompaction;
 };
 
-/// Notes how many reservations had been released when the allocator said that one goes.
+/// Notes how many reservations had been released when the allocator announced a release.
 struct TrimWatch {
   static constexpr bool is_enabled = true;
 
@@ -117,7 +117,7 @@ struct WatchedPolicies : support::SmallPolicies {
   using observer = TrimWatch;
 };
 
-/// Is told of nothing until another thread is about to fork, and takes its time for that.
+/// Its calls do not return until another thread is about to fork.
 struct SlowObserver {
   static constexpr bool is_enabled = true;
 
@@ -198,12 +198,12 @@ struct FileBench {
 }  // namespace
 
 TEST_SUITE("device_allocator") {
-  TEST_CASE("DeviceAllocator: an eviction policy starts with the parameters that it is given") {
+  TEST_CASE("DeviceAllocator: the eviction policy is constructed with the given parameters") {
     CHECK(residency_of_small(LargeOnly{}) == Residency::host);
     CHECK(residency_of_small(LargeOnly{100_KiB}) == Residency::device);
   }
 
-  TEST_CASE("DeviceAllocator: fit and compaction start with the parameters that they are given") {
+  TEST_CASE("DeviceAllocator: fit and compaction are constructed with the given parameters") {
     using Allocator = DeviceAllocator<CountedPolicies<MovableBlocks>>;
     int fits = 0;
     int plans = 0;
@@ -228,7 +228,7 @@ TEST_SUITE("device_allocator") {
     }
   }
 
-  TEST_CASE("DeviceAllocator: an arena that maps pages starts with the fit that it is given") {
+  TEST_CASE("DeviceAllocator: an arena that maps pages uses the given fit policy") {
     using Allocator = DeviceAllocator<CountedPolicies<StableAddresses>>;
     int fits = 0;
     Allocator::Options options{.capacity_bytes = 8_MiB};
@@ -240,7 +240,7 @@ TEST_SUITE("device_allocator") {
     CHECK(fits == before + 1);
   }
 
-  TEST_CASE("DeviceAllocator: a checked device refuses to read what was never written") {
+  TEST_CASE("DeviceAllocator: a checked device refuses to read bytes that were never written") {
     SmallBench bench;
     auto& memory = bench.allocator;
     BlockId const id = memory.allocate(1000);
@@ -249,7 +249,7 @@ TEST_SUITE("device_allocator") {
     CHECK_THROWS_AS((void)memory.acquire<Access::read>(id, bench.stream), ContractViolation);
     CHECK_THROWS_AS((void)memory.acquire(other, Access::read, bench.stream), ContractViolation);
     CHECK(memory.stats().leased.blocks.current == 0);
-    // What an operation writes it may read, too.
+    // An operation may also read what it wrote itself.
     CHECK_NOTHROW(
         (void)memory.acquire_all({{id, Access::read}, {id, Access::write}}, bench.stream));
     CHECK_NOTHROW((void)memory.acquire(id, Access::read, bench.stream));
@@ -261,7 +261,7 @@ TEST_SUITE("device_allocator") {
     memory.deallocate(other);
   }
 
-  TEST_CASE("DeviceAllocator: a device that does not check lets anything be read") {
+  TEST_CASE("DeviceAllocator: a device without read checks allows any read") {
     SimApi device{{.capacity_bytes = 64_MiB, .check_reads = false}};
     support::SmallAllocator memory{device, support::small_options(1_MiB)};
     auto const stream = memory.create_stream();
@@ -269,7 +269,7 @@ TEST_SUITE("device_allocator") {
     CHECK_NOTHROW((void)buffer.acquire_read(stream));
   }
 
-  TEST_CASE("DeviceAllocator: what several leases of one operation hold ends with them") {
+  TEST_CASE("DeviceAllocator: release_all ends several leases of one operation together") {
     SmallBench bench;
     auto const x = make_tensor<int>(bench.allocator, {4});
     auto y = make_tensor<float>(bench.allocator, {2, 2});
@@ -283,7 +283,7 @@ TEST_SUITE("device_allocator") {
     CHECK(bench.allocator.stats().leased.blocks.current == 1);
   }
 
-  TEST_CASE("DeviceAllocator: a stream that waits for one that was retired is a counted wait") {
+  TEST_CASE("DeviceAllocator: host_waits counts a wait for the slot of a retired stream") {
     testing::SteppedSimApi device{{.capacity_bytes = 64_MiB}};
     DeviceAllocator<support::SteppedPolicies> memory{device, {.capacity_bytes = 1_MiB}};
     std::size_t named = 0;
@@ -299,7 +299,7 @@ TEST_SUITE("device_allocator") {
     CHECK(named > 240);
   }
 
-  TEST_CASE("DeviceAllocator: an allocation that fails raises no peak") {
+  TEST_CASE("DeviceAllocator: a failed allocation does not raise a peak") {
     SmallBench bench;
     BlockId const id = bench.allocator.allocate(100'000);
     auto lease = bench.allocator.acquire(id, Access::write, bench.stream);
@@ -316,7 +316,7 @@ TEST_SUITE("device_allocator") {
     bench.allocator.deallocate(id);
   }
 
-  TEST_CASE("DeviceAllocator: the peak of what is reserved counts what was taken at first") {
+  TEST_CASE("DeviceAllocator: peak_reserved_bytes includes the initial reservation") {
     SimApi device{{.capacity_bytes = 8_MiB, .granularity_bytes = 16_KiB}};
     auto options = support::small_options(2_MiB);
     options.grows_in_place = true;
@@ -328,7 +328,7 @@ TEST_SUITE("device_allocator") {
     CHECK(memory.stats().peak_reserved_bytes == 2_MiB);
   }
 
-  TEST_CASE("DeviceAllocator: every figure speaks of the capacity in force") {
+  TEST_CASE("DeviceAllocator: every statistic uses the capacity in force") {
     SimApi device{{.capacity_bytes = 8_MiB, .granularity_bytes = 16_KiB}};
     for (bool const in_place : {false, true}) {
       auto options = support::small_options(2_MiB);
@@ -381,7 +381,8 @@ TEST_SUITE("device_allocator") {
     }
   }
 
-  TEST_CASE("DeviceAllocator: under pressure leases that end together cost one event a stream") {
+  TEST_CASE(
+      "DeviceAllocator: under pressure, leases that end together cost one event for each stream") {
     SmallBench bench;
     auto& memory = bench.allocator;
     auto const second = memory.create_stream();
@@ -410,7 +411,7 @@ TEST_SUITE("device_allocator") {
     }
   }
 
-  TEST_CASE("DeviceAllocator: an observer hears that a reservation goes while it is there") {
+  TEST_CASE("DeviceAllocator: an observer is told of a release before it happens") {
     SimApi device{{.capacity_bytes = 64_MiB}};
     DeviceAllocator<WatchedPolicies> memory{device, {.capacity_bytes = 4_MiB, .bounce_bytes = 0}};
     memory.observer().device = &device;
@@ -421,7 +422,7 @@ TEST_SUITE("device_allocator") {
     CHECK(device.calls().releases == 1);
   }
 
-  TEST_CASE("DeviceAllocator: a fork waits until no observer is being told of anything") {
+  TEST_CASE("DeviceAllocator: a fork waits until no observer call is running") {
     SimApi device{{.capacity_bytes = 64_MiB}};
     DeviceAllocator<SlowlyObservedPolicies> memory{device, {.capacity_bytes = 4_MiB}};
     std::jthread const other{[&] { memory.deallocate(memory.allocate(1_MiB)); }};
@@ -443,14 +444,15 @@ TEST_SUITE("device_allocator") {
     bench.allocator.order_after(bench.stream, bench.allocator.mark(bench.stream));
   }
 
-  TEST_CASE("DeviceAllocator: what is in host memory moves to the file, and the memory goes back") {
+  TEST_CASE("DeviceAllocator: what is in host memory moves to the file, and the host memory is "
+            "released") {
     FileBench file{16_MiB};
     SmallBench& bench = file.bench;
     auto const host = [&](HostTier tier) { return bench.allocator.host_stats().tier(tier); };
     auto& known = file.known;
-    CHECK(known[0].is_intact());  // it is on the device, and has a copy on the host
+    CHECK(known[0].is_intact());  // on the device, with a copy on the host
     CHECK(host(HostTier::pinned).used_bytes >= 1_MiB);
-    CHECK(bench.allocator.trim_host_sync() == 0);  // all of it is needed
+    CHECK(bench.allocator.trim_host_sync() == 0);  // all host memory is in use
 
     bench.allocator.set_first_host_tier(HostTier::file);
     CHECK(bench.allocator.trim_host_sync() >= 1_MiB);
@@ -462,7 +464,7 @@ TEST_SUITE("device_allocator") {
     }
   }
 
-  TEST_CASE("DeviceAllocator: host memory that could not be trimmed is used by nobody else") {
+  TEST_CASE("DeviceAllocator: host memory that could not be trimmed is not used by others") {
     auto options = support::small_options(1_MiB);
     options.host.pageable_bytes = 256_KiB;
     SmallBench bench{options};
@@ -484,7 +486,7 @@ TEST_SUITE("device_allocator") {
     CHECK(small.is_intact());
   }
 
-  TEST_CASE("DeviceAllocator: what was freed and others are made from leaves host memory, too") {
+  TEST_CASE("DeviceAllocator: freed operands that recipes still need leave host memory, too") {
     auto options = support::small_options(1_MiB);
     options.host.pageable_bytes = 256_KiB;
     SmallBench bench{options};
@@ -509,7 +511,7 @@ TEST_SUITE("device_allocator") {
     CHECK(made.is_intact());
   }
 
-  TEST_CASE("DeviceAllocator: what the file has no room for stays in host memory") {
+  TEST_CASE("DeviceAllocator: what does not fit into the file stays in host memory") {
     FileBench file{512_KiB};
     SmallBench& bench = file.bench;
     auto& known = file.known;
@@ -528,7 +530,7 @@ TEST_SUITE("device_allocator") {
   }
 }
 
-TEST_CASE("DeviceAllocator: one may be made in the initializer of a member") {
+TEST_CASE("DeviceAllocator: can be constructed in a default member initializer") {
   Program<SimPolicies> const program;
   CHECK(program.capacity() == 1_MiB);
 }

@@ -22,7 +22,7 @@ using support::SmallAllocator;
 using support::SmallBuffer;
 
 TEST_SUITE("DeviceShare") {
-  TEST_CASE("DeviceShare: several allocators take turns with one device, which has no byte more") {
+  TEST_CASE("DeviceShare: several allocators take turns with one device, and never exceed it") {
     constexpr std::size_t capacity = 1_MiB;
     constexpr std::size_t block_bytes = 64_KiB;
     TemporaryFolder folder;

@@ -33,7 +33,7 @@ using support::SmallBuffer;
 
 namespace {
 
-/// Tells the time that the test says.
+/// A clock that the test sets.
 struct ToldClock {
   using duration = std::chrono::steady_clock::duration;
   using rep = duration::rep;
@@ -82,7 +82,7 @@ struct Program {
   std::vector<std::unique_ptr<support::KnownBytes>> blocks;
 };
 
-/// Memory of 1 MiB that wants all of it, and cannot be made smaller while it refuses that.
+/// Memory of 1 MiB, all of it wanted, whose capacity cannot be lowered while `refuses` is set.
 struct StubbornMemory {
   [[nodiscard]] Stats stats() const {
     Stats stats;
@@ -103,7 +103,7 @@ struct StubbornMemory {
   std::atomic<int> refusals{0};
 };
 
-/// Begins a call that cannot begin anew while another program looks at the others.
+/// Begins a call that cannot be repeated, while another program updates its share.
 std::unique_ptr<Share::ClaimHold> begin_call(Program& program, std::size_t bytes, Program& other) {
   auto call = std::async(std::launch::async, [&program, bytes] {
     ToldClock::time = {};
@@ -123,7 +123,7 @@ std::vector<SmallBuffer::lease_type> lease_all(Program& program) {
   return leases;
 }
 
-/// Whether a program is to have `bytes`.
+/// Whether some program's fair share is at least `bytes`.
 bool has_claimed(detail::ShareTable& table, std::size_t bytes) {
   auto const members = table.members();
   return std::any_of(members.begin(), members.end(), [bytes](ShareMember const& member) {
@@ -131,7 +131,7 @@ bool has_claimed(detail::ShareTable& table, std::size_t bytes) {
   });
 }
 
-/// Makes a program while another one, which has to give something up for it, looks at the others.
+/// Makes a program, while another one updates its share and so gives up memory for it.
 std::unique_ptr<Program> join(Program& first, std::filesystem::path const& file) {
   auto joining = std::async(std::launch::async, [&] { return std::make_unique<Program>(file); });
   while (joining.wait_for(0ms) != std::future_status::ready) {
@@ -146,7 +146,7 @@ TEST_SUITE("DeviceShare") {
   static_assert(LimitedMemory<SmallAllocator>);
   static_assert(!LimitedMemory<SimApi>);
 
-  TEST_CASE("DeviceShare: a program that is alone has all, and gives others their share") {
+  TEST_CASE("DeviceShare: a program that is alone has all memory, and gives others their share") {
     TemporaryFolder folder;
     Program first{folder.path() / "table"};
     CHECK(first.share->capacity_bytes() == 1_MiB);
@@ -174,7 +174,7 @@ TEST_SUITE("DeviceShare") {
     first.check();
   }
 
-  TEST_CASE("DeviceShare: a program that does nothing gives up all but what it is promised") {
+  TEST_CASE("DeviceShare: an idle program gives up all but its promised memory") {
     TemporaryFolder folder;
     ToldClock::time = {};
     Program first{folder.path() / "table"};
@@ -204,8 +204,7 @@ TEST_SUITE("DeviceShare") {
     second.check();
   }
 
-  TEST_CASE(
-      "DeviceShare: what a step wants at its height is wanted until a whole step wants less") {
+  TEST_CASE("DeviceShare: a program wants the peak of its step until a whole step needs less") {
     TemporaryFolder folder;
     ToldClock::time = {};
     Program first{folder.path() / "table"};
@@ -237,7 +236,7 @@ TEST_SUITE("DeviceShare") {
     CHECK(wanted() == 0);
   }
 
-  TEST_CASE("DeviceShare: what leases hold is given up when they have ended") {
+  TEST_CASE("DeviceShare: leased memory is given up when the leases have ended") {
     TemporaryFolder folder;
     Program first{folder.path() / "table"};
     first.make(16);
@@ -261,7 +260,7 @@ TEST_SUITE("DeviceShare") {
     first.check();
   }
 
-  TEST_CASE("DeviceShare: who is not given what it is promised cannot join") {
+  TEST_CASE("DeviceShare: a program that is denied its promised memory cannot join") {
     TemporaryFolder folder;
     Program first{folder.path() / "table"};
     ShareOptions options;
@@ -272,7 +271,7 @@ TEST_SUITE("DeviceShare") {
     CHECK(first.share->members().size() == 1);
   }
 
-  TEST_CASE("DeviceShare: what cannot be given back to the device stays counted") {
+  TEST_CASE("DeviceShare: memory that cannot be released to the device still counts as held") {
     TemporaryFolder folder;
     SmallBench bench{support::small_options(1_MiB)};  // takes all in one piece
     support::KnownBytes block{bench, 64_KiB, 1};
@@ -285,7 +284,8 @@ TEST_SUITE("DeviceShare") {
     CHECK(block.is_intact());
   }
 
-  TEST_CASE("DeviceShare: retry gets what a call cannot do without, if there is so much") {
+  TEST_CASE(
+      "DeviceShare: retry claims the memory that a failed call needs, if the device has so much") {
     TemporaryFolder folder;
     ToldClock::time = {};
     Program first{folder.path() / "table"};
@@ -324,8 +324,7 @@ TEST_SUITE("DeviceShare") {
     second->check();
   }
 
-  TEST_CASE(
-      "DeviceShare: of two programs that wait for each other the later one is told to give way") {
+  TEST_CASE("DeviceShare: of two programs that wait for each other, the later one must give way") {
     TemporaryFolder folder;
     ToldClock::time = {};
     ShareOptions options;
@@ -365,7 +364,7 @@ TEST_SUITE("DeviceShare") {
     second->check();
   }
 
-  TEST_CASE("DeviceShare: an older claim whose call can give way does so for one that cannot") {
+  TEST_CASE("DeviceShare: an older claim gives way to one whose call cannot give way") {
     TemporaryFolder folder;
     ToldClock::time = {};
     Program first{folder.path() / "table"};
@@ -399,13 +398,13 @@ TEST_SUITE("DeviceShare") {
     first.check();
   }
 
-  TEST_CASE("DeviceShare: a claim of what is there by now is granted") {
+  TEST_CASE("DeviceShare: a claim that fits into the share already is granted") {
     TemporaryFolder folder;
     Program first{folder.path() / "table"};
     CHECK(first.share->claim(128_KiB) == ClaimResult::granted);
     CHECK(first.share->claim(1_MiB) == ClaimResult::granted);
 
-    // A call fails for want of room, and the share has grown before it is claimed for.
+    // A call fails for want of room, and the share has grown before the claim is made.
     int calls = 0;
     CHECK(first.share->retry([&] {
       if (++calls == 1) {
@@ -418,7 +417,7 @@ TEST_SUITE("DeviceShare") {
     }) == 2);
   }
 
-  TEST_CASE("DeviceShare: a claim lasts until the call has ended that it was made for") {
+  TEST_CASE("DeviceShare: a claim lasts until the call that it was made for has ended") {
     TemporaryFolder folder;
     ToldClock::time = {};
     ShareOptions options;
@@ -457,7 +456,7 @@ TEST_SUITE("DeviceShare") {
     CHECK(second->share->capacity_bytes() < 768_KiB);
   }
 
-  TEST_CASE("DeviceShare: memory is claimed before a call begins that cannot begin anew") {
+  TEST_CASE("DeviceShare: a call that cannot be repeated claims its memory before it begins") {
     TemporaryFolder folder;
     ToldClock::time = {};
     Program first{folder.path() / "table"};
@@ -474,7 +473,7 @@ TEST_SUITE("DeviceShare") {
     { auto const call = begin_call(*second, 768_KiB, first); }
     CHECK(second->share->capacity_bytes() >= 768_KiB);
 
-    // No more can be had than what the others are not promised, and that lasts until the call ends.
+    // A program can get all but the others' promised memory, and keeps it until its call ends.
     auto call = begin_call(*second, 2_MiB, first);
     CHECK(second->share->capacity_bytes() == 1_MiB - 64_KiB);
     ToldClock::time += 1h;
@@ -488,7 +487,8 @@ TEST_SUITE("DeviceShare") {
     CHECK(second->share->capacity_bytes() < 1_MiB - 64_KiB);
   }
 
-  TEST_CASE("DeviceShare: a call that begins when its program's turn is over comes after others") {
+  TEST_CASE(
+      "DeviceShare: when a program's turn is over, its next call waits for the other programs") {
     TemporaryFolder folder;
     ToldClock::time = {};
     Program first{folder.path() / "table"};
@@ -522,7 +522,7 @@ TEST_SUITE("DeviceShare") {
     CHECK(in_turn_of_first >= 640_KiB);
   }
 
-  TEST_CASE("DeviceShare: retry passes on what cannot be helped") {
+  TEST_CASE("DeviceShare: retry passes on errors that more memory cannot prevent") {
     TemporaryFolder folder;
     ShareOptions options;
     options.patience = 0ms;
@@ -539,7 +539,7 @@ TEST_SUITE("DeviceShare") {
     CHECK(first.share->claim(2_MiB) == ClaimResult::refused);
   }
 
-  TEST_CASE("DeviceShare: what went wrong on its thread is thrown by the next call") {
+  TEST_CASE("DeviceShare: an error on the share's own thread is thrown by the next call") {
     TemporaryFolder folder;
     StubbornMemory memory;
     DeviceShare<StubbornMemory> share{
@@ -547,7 +547,7 @@ TEST_SUITE("DeviceShare") {
     for (auto const& call : std::vector<std::function<void()>>{[&] { (void)share.members(); },
                                                                [&] { (void)share.claim(2_MiB); },
                                                                [&] { share.update(); }}) {
-      // The other program lacks what this one does not give up.
+      // The other program lacks memory that this one does not give up.
       detail::ShareTable table{folder.path() / "table", 1_MiB, 64_KiB, 1};
       memory.refuses = true;
       table.update(1_MiB, 0, true);
@@ -560,7 +560,7 @@ TEST_SUITE("DeviceShare") {
     }
   }
 
-  TEST_CASE("DeviceShare: processes share a device, and never hold more than there is") {
+  TEST_CASE("DeviceShare: processes that share a device never hold more than it has") {
     TemporaryFolder folder;
     auto const file = folder.path() / "table";
     auto const run = [&](std::uint8_t seed) {
@@ -622,7 +622,7 @@ TEST_SUITE("DeviceShare") {
     CHECK(most_members > 1);
   }
 
-  TEST_CASE("DeviceShare: a forked child leaves its parent's share as it is") {
+  TEST_CASE("DeviceShare: a forked child does not change its parent's share") {
     TemporaryFolder folder;
     SmallBench bench{shared_options(1_MiB)};
     auto share = std::make_unique<DeviceShare<SmallAllocator>>(

@@ -103,11 +103,13 @@ TEST_SUITE("host_swap_pool_batch") {
 
   }  // namespace
 
-  TEST_CASE_TEMPLATE("HostSwapPool: what goes out together comes back together, from every tier",
-                     B,
-                     Bench,
-                     SteppedBench) {
-    // Small ones by the chunk, one larger than a chunk and one larger than a batch among them.
+  TEST_CASE_TEMPLATE(
+      "HostSwapPool: blocks swapped out in a batch come back in a batch, in every tier",
+      B,
+      Bench,
+      SteppedBench) {
+    // Small blocks, of which many share a chunk, and among them one larger than a chunk and one
+    // larger than a batch.
     std::vector<std::size_t> sizes(40, 1000);
     sizes[7] = 4096;
     sizes[8] = 1;
@@ -130,7 +132,7 @@ TEST_SUITE("host_swap_pool_batch") {
     }
   }
 
-  TEST_CASE("HostSwapPool: transfers of mixed tiers go together as far as they follow each other") {
+  TEST_CASE("HostSwapPool: a batch of mixed tiers is split where the tier changes") {
     auto options = Bench{}.options(3 * 4096, 3 * 4096, 6 * 4096);
     options.staging_bytes = 16 << 10;
     Blocks<SteppedBench> blocks{options, std::vector<std::size_t>(12, 4096)};
@@ -145,7 +147,7 @@ TEST_SUITE("host_swap_pool_batch") {
     }
   }
 
-  TEST_CASE("HostSwapPool: pinned transfers are one operation with one mark") {
+  TEST_CASE("HostSwapPool: a batch of pinned transfers is one operation with one ticket") {
     Blocks<SteppedBench> blocks{
         only(HostTier::pinned, 1 << 20), std::vector<std::size_t>(100, 1000), 24};
 
@@ -159,29 +161,29 @@ TEST_SUITE("host_swap_pool_batch") {
     }
   }
 
-  TEST_CASE("HostSwapPool: pieces that touch on both sides are one copy, inside one reservation") {
+  TEST_CASE("HostSwapPool: pieces adjacent on both sides are one copy, within one reservation") {
     Blocks<SteppedBench> blocks{only(HostTier::pinned, 1 << 20),
                                 std::vector<std::size_t>(64, 1024)};
-    SUBCASE("all in one") {
+    SUBCASE("all blocks in one reservation") {
       blocks.write_all();
       CHECK(blocks.bench.device.calls().copies_to_host == 1);
       CHECK(blocks.bench.device.calls().bytes_to_host == 64 * 1024);
     }
-    SUBCASE("half of them in another") {
+    SUBCASE("half of the blocks in another reservation") {
       for (std::size_t i = 32; i < 64; ++i) {
         blocks.requests[i].reservation = 2;
       }
       blocks.write_all();
       CHECK(blocks.bench.device.calls().copies_to_host == 2);
     }
-    SUBCASE("who knows where") {
+    SUBCASE("blocks in unknown reservations") {
       for (TransferRequest& request : blocks.requests) {
         request.reservation = 0;
       }
       blocks.write_all();
       CHECK(blocks.bench.device.calls().copies_to_host == 64);
     }
-    SUBCASE("in slabs of their own on the host") {
+    SUBCASE("slots in several slabs") {
       HostPoolOptions options = only(HostTier::pinned, 1 << 20);
       options.slab_bytes = 16 << 10;
       Blocks<SteppedBench> others{options, std::vector<std::size_t>(64, 1024)};
@@ -190,7 +192,7 @@ TEST_SUITE("host_swap_pool_batch") {
     }
   }
 
-  TEST_CASE("HostSwapPool: what a slower tier gets together shares a chunk and a file call") {
+  TEST_CASE("HostSwapPool: a batch to a slower tier shares a chunk and a file call") {
     Blocks<SteppedBench> blocks{only(HostTier::file, 1 << 20), std::vector<std::size_t>(16, 1024)};
 
     blocks.go_out_and_come_back();
@@ -201,7 +203,7 @@ TEST_SUITE("host_swap_pool_batch") {
     CHECK(blocks.bench.io.calls().reads == 1);
   }
 
-  TEST_CASE("HostSwapPool: direct I/O of many odd sizes gives back what was put in") {
+  TEST_CASE("HostSwapPool: direct I/O of many odd sizes returns the bytes written") {
     HostPoolOptions options = only(HostTier::file, 1 << 20);
     options.file_direct_io = true;
     std::vector<std::size_t> sizes;
@@ -215,7 +217,7 @@ TEST_SUITE("host_swap_pool_batch") {
     CHECK(blocks.wrong() == 0);
   }
 
-  TEST_CASE("HostSwapPool: a batch comes after what any of its ranges and slots asks for") {
+  TEST_CASE("HostSwapPool: a batch waits for what each of its ranges and slots must wait for") {
     for (HostTier const tier : every_tier) {
       for (std::uint64_t seed = 1; seed <= 10; ++seed) {
         CAPTURE(static_cast<int>(tier));
@@ -236,7 +238,7 @@ TEST_SUITE("host_swap_pool_batch") {
         blocks.write_all();  // the device itself refuses it if it is not ordered
 
         bench.device.run_random(seed);
-        // From a slower tier the bytes have reached the staging, and the slot is free.
+        // From a slower tier the bytes have been staged, and the slot is free.
         CHECK(bench.order.is_complete(blocks.requests[0].done.host_done) ==
               (tier != HostTier::pinned));
         bench.device.resume(reader);
@@ -254,7 +256,7 @@ TEST_SUITE("host_swap_pool_batch") {
     }
   }
 
-  TEST_CASE("HostSwapPool: a large transfer that has to wait does not hold up those before it") {
+  TEST_CASE("HostSwapPool: a large transfer that has to wait does not delay those before it") {
     Blocks<SteppedBench> blocks{only(HostTier::pinned, 2 << 20), {1000, 2000, 400'000, 3000}};
     auto& device = blocks.bench.device;
     auto const stalled = device.create_stream();
@@ -272,7 +274,7 @@ TEST_SUITE("host_swap_pool_batch") {
     CHECK(device.queued_ops(blocks.bench.stream) == 0);
   }
 
-  TEST_CASE("HostSwapPool: of several transfers that fail, each one says what became of it") {
+  TEST_CASE("HostSwapPool: if several transfers fail, each one has its own state") {
     // The first 8 MiB go in one batch, the rest in a second one.
     std::vector<std::size_t> const sizes(24, 512 << 10);
     for (std::uint64_t nth : {1U, 5U, 16U, 17U, 24U}) {
@@ -313,8 +315,7 @@ TEST_SUITE("host_swap_pool_batch") {
     }
   }
 
-  TEST_CASE(
-      "HostSwapPool: a batch to a slower tier that fails leaves the chunk and the slots in order") {
+  TEST_CASE("HostSwapPool: a failed batch to a slower tier leaves chunk and slots usable") {
     for (HostTier const tier : {HostTier::pageable, HostTier::file}) {
       for (SimCall const call : {SimCall::copy, SimCall::launch_host, SimCall::record}) {
         for (bool const is_read : {false, true}) {
@@ -331,7 +332,7 @@ TEST_SUITE("host_swap_pool_batch") {
           CHECK(blocks.count(TransferState::enqueued) == 0);
           blocks.finish();
 
-          // Whatever was torn can be done again.
+          // All transfers that failed can be repeated.
           for (std::size_t i = 0; i < 30; ++i) {
             put_pattern(blocks.requests[i].device, 1000, static_cast<unsigned>(i));
           }
@@ -346,12 +347,12 @@ TEST_SUITE("host_swap_pool_batch") {
     }
   }
 
-  TEST_CASE("HostSwapPool: a transfer that is refused stops those after it and no others") {
+  TEST_CASE("HostSwapPool: a refused transfer stops those after it, not those before") {
     for (HostTier const tier : every_tier) {
       CAPTURE(static_cast<int>(tier));
       Blocks<SteppedBench> blocks{only(tier, 1 << 20), std::vector<std::size_t>(10, 1000)};
       HostSlotId const good = blocks.requests[6].slot;
-      SUBCASE("a slot that is stale") {
+      SUBCASE("a stale slot id") {
         blocks.requests[6].slot = HostSlotId{};
       }
       SUBCASE("a slot that is too small") {
@@ -368,7 +369,8 @@ TEST_SUITE("host_swap_pool_batch") {
     }
   }
 
-  TEST_CASE("HostSwapPool: a slot named twice is written twice, in order, and read twice") {
+  TEST_CASE(
+      "HostSwapPool: a slot named twice in a batch is written twice, in order, and read twice") {
     for (HostTier const tier : every_tier) {
       Blocks<SteppedBench> blocks{only(tier, 1 << 20), std::vector<std::size_t>(4, 1000), 24};
       blocks.requests[2].slot = blocks.requests[1].slot;
@@ -381,7 +383,7 @@ TEST_SUITE("host_swap_pool_batch") {
     }
   }
 
-  TEST_CASE("HostSwapPool: a shared file call that fails is made again piece by piece") {
+  TEST_CASE("HostSwapPool: a failed shared file call is repeated piece by piece") {
     Blocks<SteppedBench> blocks{only(HostTier::file, 1 << 20), std::vector<std::size_t>(8, 1024)};
     blocks.bench.io.plant(
         {.write_error = EIO, .failing_from = 2048, .failing_to = 3072, .most_bytes = 1024});

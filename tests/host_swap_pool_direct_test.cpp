@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HostSwapPool over a file whose queues reach the device's memory.
+// HostSwapPool with a file whose queues can address device memory.
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/sim/sim_options.hpp>
@@ -34,7 +34,7 @@ TEST_SUITE("host_swap_pool_direct") {
   constexpr std::size_t chunk_bytes = 64_KiB;
   constexpr std::size_t calls_of_large = 5;  // a chunk's bytes each
 
-  /// A pool of a file, and a range for what goes out beside one for what comes back.
+  /// A pool of one file, and two adjacent device ranges, one to write from and one to read into.
   struct Bench : SteppedBench {
     explicit Bench(bool is_checked = false)
         : SteppedBench{{}, FaultyFileIo::reaching_device()},
@@ -73,7 +73,7 @@ TEST_SUITE("host_swap_pool_direct") {
 
   }  // namespace
 
-  TEST_CASE("HostSwapPool: large blocks go straight between the device and the file") {
+  TEST_CASE("HostSwapPool: large blocks are transferred directly between device and file") {
     Bench bench;
 
     HostSlotId const slot = bench.write(large, 1);
@@ -88,7 +88,7 @@ TEST_SUITE("host_swap_pool_direct") {
     CHECK(bench.pool.stats().tier(HostTier::file).slots == 0);
   }
 
-  TEST_CASE("HostSwapPool: small, encoded and checked blocks are staged, beside large ones") {
+  TEST_CASE("HostSwapPool: small, encoded and checksummed blocks are staged, large ones are not") {
     Bench bench;
     HostSlotId const in_file = bench.write(small, 1);
     CHECK(bench.copies() == 1);
@@ -97,7 +97,7 @@ TEST_SUITE("host_swap_pool_direct") {
     CHECK(bench.read_gives(in_file, small, 1));
     CHECK(bench.read_gives(large_in_file, large, 2));
 
-    // Mostly zeros, or the codec would be given up.
+    // Mostly zeros, otherwise the codec would be given up.
     HostSlotId const encoded = bench.pool.try_take(large, bench.pool.coding<ZeroBitmap>()).value();
     std::memset(bench.from + 1000, 0, large - 1000);
     std::size_t const writes = bench.io.calls().writes;
@@ -114,7 +114,8 @@ TEST_SUITE("host_swap_pool_direct") {
     CHECK((checked.copies() > 0) == checked.pool.stats().is_file_checked);
   }
 
-  TEST_CASE("HostSwapPool: large blocks in one batch go straight, and touch what they should") {
+  TEST_CASE(
+      "HostSwapPool: large blocks in a batch are transferred directly, and touch no other bytes") {
     Bench bench;
     std::byte* const memory = bench.reserve(2 * large);
     std::array<TransferRequest, 4> requests;
@@ -137,7 +138,7 @@ TEST_SUITE("host_swap_pool_direct") {
   }
 
   TEST_CASE(
-      "HostSwapPool: a direct write comes after what made the bytes, and before what follows") {
+      "HostSwapPool: a direct write is ordered between the work before it and the work after it") {
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
       CAPTURE(seed);
       Bench bench;
@@ -158,7 +159,7 @@ TEST_SUITE("host_swap_pool_direct") {
     }
   }
 
-  TEST_CASE("HostSwapPool: bytes of a direct write that fails are lost, and it is said") {
+  TEST_CASE("HostSwapPool: bytes of a failed direct write are lost, and the loss is reported") {
     Bench bench;
     HostSlotId const healthy = bench.write(large, 1);
     bench.io.plant({.write_error = ENOSPC});
@@ -179,7 +180,8 @@ TEST_SUITE("host_swap_pool_direct") {
     CHECK_FALSE(bench.pool.try_take(large).has_value());  // the tier takes no more
   }
 
-  TEST_CASE("HostSwapPool: bytes that a direct read does not find are lost, and it is said") {
+  TEST_CASE(
+      "HostSwapPool: bytes that a direct read cannot get are lost, and the loss is reported") {
     for (bool const is_truncated : {false, true}) {
       Bench bench;
       HostSlotId const slot = bench.write(large, 1);
@@ -194,7 +196,7 @@ TEST_SUITE("host_swap_pool_direct") {
     }
   }
 
-  TEST_CASE("HostSwapPool: a failed direct write that nobody can read any more is no loss") {
+  TEST_CASE("HostSwapPool: a failed direct write to a slot already given back is no loss") {
     Bench bench;
     HostSlotId const slot = SteppedBench::take(bench.pool, large);
     bench.io.plant({.write_error = EIO});
@@ -205,7 +207,7 @@ TEST_SUITE("host_swap_pool_direct") {
     CHECK(bench.pool.stats().tier(HostTier::file).used_bytes == 0);
   }
 
-  TEST_CASE("HostSwapPool: direct transfers that the device refuses can be made again") {
+  TEST_CASE("HostSwapPool: direct transfers that the device refuses can be repeated") {
     std::size_t failures = 0;
     for (SimCall const call : {SimCall::launch_host, SimCall::wait, SimCall::record}) {
       for (std::uint64_t nth = 1; nth <= 24; ++nth) {
@@ -237,7 +239,7 @@ TEST_SUITE("host_swap_pool_direct") {
     CHECK(failures > 20);
   }
 
-  TEST_CASE("HostSwapPool: where direct transfers are refused after all, bytes are staged") {
+  TEST_CASE("HostSwapPool: if the file refuses direct transfers later, bytes are staged") {
     for (std::size_t most = 0; most <= 2 * calls_of_large; ++most) {
       CAPTURE(most);
       Bench bench;
@@ -255,7 +257,7 @@ TEST_SUITE("host_swap_pool_direct") {
     }
   }
 
-  TEST_CASE("HostSwapPool: what a failed direct transfer enqueued is over before the next one") {
+  TEST_CASE("HostSwapPool: work of a failed direct transfer finishes before the next one starts") {
     Bench bench;
     HostSlotId const written = bench.write(large, 1);
     HostSlotId const torn = SteppedBench::take(bench.pool, large);

@@ -25,7 +25,7 @@ using spillway::testing::SteppedSimApi;
 
 namespace {
 
-/// Set while the system is to have no memory for arrays that may be refused.
+/// While set, `new (std::nothrow)` of arrays fails.
 std::atomic<bool> is_memory_refused{false};
 
 }  // namespace
@@ -162,7 +162,7 @@ TEST_SUITE("host_swap_pool_fault") {
     CHECK(pool.try_grow(16 << 10));
   }
 
-  TEST_CASE("HostSwapPool: short counts and interrupts lose nothing") {
+  TEST_CASE("HostSwapPool: short and interrupted file calls lose no bytes") {
     FileCase now;
     now.bench.io.plant({.most_bytes = 999, .interrupt_every = 2});
 
@@ -196,7 +196,7 @@ TEST_SUITE("host_swap_pool_fault") {
     }
   }
 
-  TEST_CASE("HostSwapPool: a call that begins early and fails is as one that fails in time") {
+  TEST_CASE("HostSwapPool: a failed call that began early is handled like any failed call") {
     FileCase now{true};
     now.write(now.second, 2);
     now.bench.io.plant({.write_error = ENOSPC, .failing_from = 4096, .failing_to = 8192});
@@ -215,7 +215,7 @@ TEST_SUITE("host_swap_pool_fault") {
     CHECK(now.read_gives(now.second, 3));
   }
 
-  TEST_CASE("HostSwapPool: bytes that the file refuses stay in memory and come back") {
+  TEST_CASE("HostSwapPool: bytes that the file refuses stay in memory and can be read back") {
     for (int const error : {EIO, ENOSPC}) {
       FileCase now;
       now.write(now.second, 2);
@@ -239,7 +239,7 @@ TEST_SUITE("host_swap_pool_fault") {
     }
   }
 
-  TEST_CASE("HostSwapPool: when only some pieces were refused all of them come back") {
+  TEST_CASE("HostSwapPool: if only some pieces were refused, all of them come back") {
     FileCase now;
     now.bench.io.plant({.write_error = EIO, .failing_from = 4096, .failing_to = 8192});
 
@@ -249,7 +249,8 @@ TEST_SUITE("host_swap_pool_fault") {
     CHECK(now.read_gives(now.first, 1));
   }
 
-  TEST_CASE("HostSwapPool: a slot with rescued bytes can be written again, with or without luck") {
+  TEST_CASE("HostSwapPool: a slot with rescued bytes can be rewritten, whether the file works "
+            "again or not") {
     FileCase now;
     now.bench.io.plant({.write_error = EIO});
     now.write(now.first, 1);
@@ -264,7 +265,7 @@ TEST_SUITE("host_swap_pool_fault") {
     CHECK(now.read_gives(now.first, 3));
   }
 
-  TEST_CASE("HostSwapPool: a tier that failed sends new slots to the others") {
+  TEST_CASE("HostSwapPool: a failed tier gets no new slots") {
     SteppedBench bench;
     SteppedBench::pool_type pool{
         bench.device, bench.order, bench.options(16 << 10, 0, 64 << 10), bench.io};
@@ -281,7 +282,8 @@ TEST_SUITE("host_swap_pool_fault") {
     CHECK(pool.tier(pool.try_take(16 << 10).value()) == HostTier::pinned);
   }
 
-  TEST_CASE("HostSwapPool: bytes that the file does not give back are lost, and it is said") {
+  TEST_CASE(
+      "HostSwapPool: bytes that cannot be read from the file are lost, and the loss is reported") {
     FileCase now;
     now.write(now.first, 1);
     now.write(now.second, 2);
@@ -305,7 +307,7 @@ TEST_SUITE("host_swap_pool_fault") {
     CHECK(now.pool.try_take(1).has_value());
   }
 
-  TEST_CASE("HostSwapPool: a file cut short by somebody else is an error, not endless") {
+  TEST_CASE("HostSwapPool: reading a file that was truncated is an error and ends") {
     FileCase now;
     now.write(now.first, 1);
     now.bench.io.plant({.is_truncated = true});
@@ -315,7 +317,8 @@ TEST_SUITE("host_swap_pool_fault") {
     CHECK_THROWS_AS(now.pool.check(now.first), FileTierError);
   }
 
-  TEST_CASE("HostSwapPool: losses nobody was told of are told by check without a slot") {
+  TEST_CASE(
+      "HostSwapPool: losses of which no owner was told are reported by check() without a slot") {
     FileCase now;
     now.write(now.first, 1);
     now.bench.io.plant({.read_error = EIO});
@@ -326,7 +329,7 @@ TEST_SUITE("host_swap_pool_fault") {
       now.pool.check();
       now.bench.device.run_all();
     }
-    SUBCASE("the slot was given back after it") {
+    SUBCASE("the slot is given back after the read") {
       CHECK_FALSE(now.read_gives(now.first, 1));
       now.pool.check();
       now.pool.give_back(now.first);
@@ -338,7 +341,7 @@ TEST_SUITE("host_swap_pool_fault") {
     CHECK(now.read_gives(now.second, 2));
   }
 
-  TEST_CASE("HostSwapPool: bytes are kept for a read that is still to run when the slot is gone") {
+  TEST_CASE("HostSwapPool: bytes of a slot that was given back are kept for a read still to run") {
     FileCase now;
     now.bench.io.plant({.write_error = EIO});
     (void)now.pool.write(now.first, now.from, FileCase::bytes, now.bench.stream);
@@ -352,8 +355,8 @@ TEST_SUITE("host_swap_pool_fault") {
     CHECK(now.pool.stats().rescued_bytes == 0);
   }
 
-  TEST_CASE(
-      "HostSwapPool: a slot is forgotten with all it holds, even if its last transfer failed") {
+  TEST_CASE("HostSwapPool: giving back a slot discards its rescued bytes, even if its last "
+            "transfer failed") {
     FileCase now;
     now.bench.io.plant({.write_error = EIO});
     now.write(now.first, 1);
@@ -374,7 +377,7 @@ TEST_SUITE("host_swap_pool_fault") {
     CHECK(now.pool.stats().rescued_bytes == 0);
   }
 
-  TEST_CASE("HostSwapPool: what nobody can read any more is not written") {
+  TEST_CASE("HostSwapPool: a slot that was given back is not written to the file") {
     FileCase now;
     (void)now.pool.write(now.first, now.from, FileCase::bytes, now.bench.stream);
     now.pool.give_back(now.first);
@@ -384,7 +387,8 @@ TEST_SUITE("host_swap_pool_fault") {
     CHECK(now.bench.io.calls().writes == 0);
   }
 
-  TEST_CASE("HostSwapPool: refused bytes for which there is no memory are lost, and it is said") {
+  TEST_CASE("HostSwapPool: refused bytes are lost if there is no memory for them, and the loss is "
+            "reported") {
     FileCase now;
     now.write(now.second, 2);
     now.bench.io.plant({.write_error = ENOSPC, .failing_from = 0, .failing_to = 4096});
@@ -402,7 +406,7 @@ TEST_SUITE("host_swap_pool_fault") {
 
   TEST_CASE("HostSwapPool: a swap-out that the device refuses can be tried again") {
     for (HostTier const tier : every_tier) {
-      // Whichever device call fails, and none of those that a transfer makes is left out.
+      // Each device call that a transfer makes fails once.
       for (SimCall const call :
            {SimCall::copy, SimCall::launch_host, SimCall::wait, SimCall::record}) {
         for (std::uint64_t nth = 1; nth <= 24; ++nth) {
@@ -463,8 +467,7 @@ TEST_SUITE("host_swap_pool_fault") {
     }
   }
 
-  TEST_CASE(
-      "HostSwapPool: a swap-out that failed before anything was enqueued keeps the old bytes") {
+  TEST_CASE("HostSwapPool: a swap-out that fails before it enqueues anything keeps the old bytes") {
     for (HostTier const tier : every_tier) {
       SteppedBench bench;
       SteppedBench::pool_type pool{
@@ -485,7 +488,7 @@ TEST_SUITE("host_swap_pool_fault") {
     }
   }
 
-  TEST_CASE("HostSwapPool: a swap-out that failed half-way leaves a slot without contents") {
+  TEST_CASE("HostSwapPool: a swap-out that fails halfway leaves an empty slot") {
     for (HostTier const tier : {HostTier::pageable, HostTier::file}) {
       SteppedBench bench;
       SteppedBench::pool_type pool{
@@ -501,13 +504,13 @@ TEST_SUITE("host_swap_pool_fault") {
     }
   }
 
-  TEST_CASE("HostSwapPool: memory whose last use could not be waited for is given back later") {
+  TEST_CASE("HostSwapPool: pinned memory is freed later if waiting for its last use fails") {
     bool is_tried_again = false;
     SUBCASE("by the next call") {
       is_tried_again = true;
     }
     SUBCASE("at the end of the pool") {}
-    std::atomic<bool> may_read{false};  // is looked at until the device has gone
+    std::atomic<bool> may_read{false};  // read until the device is destroyed
     Bench bench;
     constexpr std::size_t bytes = 64 << 10;
     std::byte* const block = bench.reserve(bytes);
@@ -534,7 +537,7 @@ TEST_SUITE("host_swap_pool_fault") {
     CHECK(has_pattern(block, bytes, 1));
   }
 
-  TEST_CASE("HostSwapPool: streams that cannot be made leave nothing behind") {
+  TEST_CASE("HostSwapPool: a failure to make streams leaves nothing behind") {
     for (std::uint64_t nth = 1; nth <= 2; ++nth) {
       Bench bench;
       SimUsage const before = bench.device.usage();

@@ -80,7 +80,7 @@ class Worker {
     }
   }
 
-  /// One block while another one has taken as many bytes from the fastest tier.
+  /// A round trip of one block, while another slot takes as many bytes of the fastest tier.
   void run_beside_a_large_block() {
     auto const large = take(world_->most_bytes);
     auto const id = take(world_->most_bytes);
@@ -148,7 +148,7 @@ class Worker {
     }
     Transfer const written = pool.write(id, from_, bytes, out_);
     Transfer const read = pool.read(id, to_, bytes, in_);
-    // Back at once, with everything still in flight: the next owner has to come after it.
+    // Given back with everything still in flight: the next owner must wait for it.
     pool.give_back(id);
     world_->order.synchronize(written.device_done);
     world_->order.synchronize(read.device_done);
@@ -183,7 +183,7 @@ void run_workers(World& world, std::uint64_t seed, int rounds, Way way = Way::on
         --running;
       });
     }
-    while (running > 0) {  // somebody who only looks
+    while (running > 0) {  // a thread that only reads statistics
       (void)world.pool->stats();
       (void)world.pool->free_bytes();
       std::this_thread::yield();
@@ -220,19 +220,19 @@ TEST_SUITE("host_swap_pool_race") {
     run_workers(world, 1, 60);
   }
 
-  TEST_CASE("HostSwapPool: so do threads that take each other's pinned memory all the time") {
+  TEST_CASE("HostSwapPool: threads that reuse each other's pinned memory keep their own bytes") {
     World world{small_tiers(32 << 10, 0, 0)};
     run_workers(world, 100, 150);
   }
 
-  TEST_CASE("HostSwapPool: so do threads that share a single chunk of staging") {
+  TEST_CASE("HostSwapPool: threads that share a single staging chunk keep their own bytes") {
     auto options = small_tiers(0, 32 << 10, 32 << 10);
     options.staging_chunks = 1;
     World world{options};
     run_workers(world, 200, 60);
   }
 
-  TEST_CASE("HostSwapPool: so do threads that have several transfers made at once") {
+  TEST_CASE("HostSwapPool: threads that use batches keep their own bytes") {
     World world{small_tiers(16 << 10, 16 << 10, 64 << 10)};
     run_workers(world, 400, 80, Way::together);
     World staged{small_tiers(0, 24 << 10, 64 << 10)};
@@ -240,7 +240,7 @@ TEST_SUITE("host_swap_pool_race") {
     run_workers(staged, 500, 80, Way::together);
   }
 
-  TEST_CASE("HostSwapPool: so do threads whose blocks are encoded") {
+  TEST_CASE("HostSwapPool: threads with encoded blocks keep their own bytes") {
     World world{small_tiers(32 << 10, 16 << 10, 64 << 10)};
     world.coding = world.pool->coding<ZeroBitmap>(0);
     world.io.plant({.write_error = EIO, .failing_from = 8 << 10, .failing_to = 24 << 10});
@@ -249,13 +249,13 @@ TEST_SUITE("host_swap_pool_race") {
     CHECK(stats.encoded_stored_bytes < stats.encoded_raw_bytes);
   }
 
-  TEST_CASE("HostSwapPool: so do threads whose file calls begin before they are waited for") {
+  TEST_CASE("HostSwapPool: threads whose file calls begin early keep their own bytes") {
     World world{small_tiers(0, 0, 96 << 10), FaultyFileIo{true}};
     run_workers(world, 600, 100);
     run_workers(world, 700, 80, Way::together);
   }
 
-  TEST_CASE("HostSwapPool: so do threads whose large blocks go straight to the file") {
+  TEST_CASE("HostSwapPool: threads with direct transfers to the file keep their own bytes") {
     HostPoolOptions options = small_tiers(0, 0, 4 << 20);
     options.slab_bytes = 512 << 10;
     options.staging_bytes = 64 << 10;
@@ -265,10 +265,10 @@ TEST_SUITE("host_swap_pool_race") {
     run_workers(world, 900, 30);
   }
 
-  TEST_CASE("HostSwapPool: so do threads whose file fails while they use it") {
+  TEST_CASE("HostSwapPool: threads whose file fails meanwhile keep their own bytes") {
     bool can_begin = false;
-    SUBCASE("in time") {}
-    SUBCASE("early") {
+    SUBCASE("file calls in time") {}
+    SUBCASE("file calls begin early") {
       can_begin = true;
     }
     World world{small_tiers(24 << 10, 0, 96 << 10), FaultyFileIo{can_begin}};

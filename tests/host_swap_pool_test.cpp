@@ -74,8 +74,7 @@ TEST_SUITE("host_swap_pool") {
 
   }  // namespace
 
-  TEST_CASE_TEMPLATE(
-      "HostSwapPool: every tier gives back what was put in", B, Bench, SteppedBench) {
+  TEST_CASE_TEMPLATE("HostSwapPool: every tier returns the bytes written", B, Bench, SteppedBench) {
     // Less than a chunk, one exactly, many chunks round the ring several times, odd tails.
     std::vector<std::size_t> const sizes = {1, 255, 256, 4096, 4097, 50'000, 16'384, 100'001};
     for (HostTier const tier : every_tier) {
@@ -83,7 +82,7 @@ TEST_SUITE("host_swap_pool") {
     }
   }
 
-  TEST_CASE("HostSwapPool: direct I/O gives back what was put in, whatever the size") {
+  TEST_CASE("HostSwapPool: direct I/O returns the bytes written, at any size") {
     auto options = Bench{}.options(HostTier::file, 400'000);
     options.file_direct_io = true;
     round_trip<Bench>(HostTier::file, options, {1, 4095, 4096, 4097, 100'001});
@@ -144,7 +143,7 @@ TEST_SUITE("host_swap_pool") {
     CHECK(pool.tier(pool.try_take(8 << 10).value()) == HostTier::pinned);
   }
 
-  TEST_CASE("HostSwapPool: a slot larger than any free piece is scattered and comes back whole") {
+  TEST_CASE("HostSwapPool: a slot larger than any free range is scattered and comes back whole") {
     for (HostTier const tier : every_tier) {
       Bench bench;
       Bench::pool_type pool{bench.device, bench.order, bench.options(tier, 48 << 10), bench.io};
@@ -168,7 +167,7 @@ TEST_SUITE("host_swap_pool") {
     }
   }
 
-  TEST_CASE("HostSwapPool: taking and giving back makes no device call") {
+  TEST_CASE("HostSwapPool: taking and giving back slots makes no device call") {
     Bench bench;
     auto options = bench.options(64 << 10, 0, 0);
     options.initial_pinned_bytes = 64 << 10;
@@ -183,7 +182,7 @@ TEST_SUITE("host_swap_pool") {
     CHECK(bench.device.calls() == before);
   }
 
-  TEST_CASE("HostSwapPool: transfers pin nothing and never wait on the host") {
+  TEST_CASE("HostSwapPool: transfers pin no memory and never wait on the host") {
     SteppedBench bench;  // nothing runs, so anything that waited would be seen as a deadlock
     SteppedBench::pool_type pool{
         bench.device, bench.order, bench.options(64 << 10, 64 << 10, 64 << 10), bench.io};
@@ -223,7 +222,7 @@ TEST_SUITE("host_swap_pool") {
     CHECK(bench.io.calls().writes == 3);
   }
 
-  TEST_CASE("HostSwapPool: a chunk is used again as soon as it is empty, not when the ring is") {
+  TEST_CASE("HostSwapPool: a chunk is reused as soon as it is empty, not after the whole ring") {
     SteppedBench bench;
     SteppedBench::pool_type pool{
         bench.device, bench.order, bench.options(HostTier::file, 64 << 10), bench.io};
@@ -232,7 +231,7 @@ TEST_SUITE("host_swap_pool") {
     auto const id = SteppedBench::take(pool, 32 << 10);
     std::byte* const block = bench.reserve(32 << 10);
 
-    SUBCASE("on the way out") {
+    SUBCASE("during swap-out") {
       (void)pool.write(id, block, 32 << 10, bench.stream);
       for (std::size_t written = 1; written <= 5; ++written) {
         bench.device.run(bench.stream);  // blocked by the full ring
@@ -248,7 +247,7 @@ TEST_SUITE("host_swap_pool") {
         CHECK(bench.device.queued_ops(bench.stream) < queued);
       }
     }
-    SUBCASE("on the way in") {
+    SUBCASE("during swap-in") {
       (void)pool.write(id, block, 32 << 10, bench.stream);
       bench.device.run_all();
       (void)pool.read(id, block, 32 << 10, bench.stream);
@@ -265,7 +264,7 @@ TEST_SUITE("host_swap_pool") {
     }
   }
 
-  TEST_CASE("HostSwapPool: swapping in does not wait for what is being swapped out") {
+  TEST_CASE("HostSwapPool: a swap-in does not wait for blocks that are being swapped out") {
     SteppedBench bench;
     SteppedBench::pool_type pool{
         bench.device, bench.order, bench.options(HostTier::file, 128 << 10), bench.io};
@@ -288,7 +287,7 @@ TEST_SUITE("host_swap_pool") {
     bench.device.resume(busy);
   }
 
-  TEST_CASE("HostSwapPool: a read comes after the write of the same slot on another stream") {
+  TEST_CASE("HostSwapPool: a read waits for the write of the same slot on another stream") {
     for (HostTier const tier : every_tier) {
       for (std::uint64_t seed = 0; seed < 20; ++seed) {
         CAPTURE(seed);
@@ -310,7 +309,7 @@ TEST_SUITE("host_swap_pool") {
     }
   }
 
-  TEST_CASE("HostSwapPool: a write comes after the reads of the same slot on other streams") {
+  TEST_CASE("HostSwapPool: a write waits for reads of the same slot on other streams") {
     for (HostTier const tier : every_tier) {
       for (std::uint64_t seed = 0; seed < 20; ++seed) {
         CAPTURE(seed);
@@ -337,7 +336,7 @@ TEST_SUITE("host_swap_pool") {
     }
   }
 
-  TEST_CASE("HostSwapPool: ids that are stale, foreign or nothing are recognised") {
+  TEST_CASE("HostSwapPool: stale, foreign and null slot ids are detected") {
     Bench bench;
     Bench::pool_type pool{bench.device, bench.order, bench.options(64 << 10, 0, 0), bench.io};
     Bench::pool_type other{bench.device, bench.order, bench.options(64 << 10, 0, 0), bench.io};
@@ -358,7 +357,7 @@ TEST_SUITE("host_swap_pool") {
     CHECK(pool.tier(fresh) == HostTier::pinned);
   }
 
-  TEST_CASE("HostSwapPool: giving back twice breaks an invariant") {
+  TEST_CASE("HostSwapPool: giving a slot back twice ends the program") {
     Bench bench;
     Bench::pool_type pool{bench.device, bench.order, bench.options(64 << 10, 0, 0), bench.io};
     auto const id = Bench::take(pool, 256);
@@ -393,7 +392,8 @@ TEST_SUITE("host_swap_pool") {
     }
   }
 
-  TEST_CASE("HostSwapPool: memory begins as asked and grows by slabs up to the capacity") {
+  TEST_CASE(
+      "HostSwapPool: memory starts at the requested size and grows by slabs up to the capacity") {
     Bench bench;
     auto options = bench.options(100'000, 0, 0);
     options.initial_pinned_bytes = 20'000;
@@ -418,7 +418,7 @@ TEST_SUITE("host_swap_pool") {
     CHECK(pinned().slots == 1);
   }
 
-  TEST_CASE("HostSwapPool: slabs that are wholly free go back to the system, and others stay") {
+  TEST_CASE("HostSwapPool: wholly free slabs are returned to the system, others stay") {
     for (HostTier const tier : every_tier) {
       Bench bench;
       Bench::pool_type pool{bench.device, bench.order, bench.options(tier, 100'000), bench.io};
@@ -445,7 +445,7 @@ TEST_SUITE("host_swap_pool") {
     }
   }
 
-  TEST_CASE("HostSwapPool: new slots begin with the tier that was said to be the first") {
+  TEST_CASE("HostSwapPool: set_first_tier decides where new slots begin") {
     Bench bench;
     Bench::pool_type pool{
         bench.device, bench.order, bench.options(64'000, 64'000, 40'000), bench.io};
@@ -475,7 +475,7 @@ TEST_SUITE("host_swap_pool") {
     }
     CHECK(pool.try_take(slab / 2).has_value());
 
-    SUBCASE("and at most a 20th of what is in use is pinned beyond it") {
+    SUBCASE("at most a 20th of the bytes in use is pinned beyond them") {
       while (pinned().used_bytes < 4_MiB) {
         (void)SlowBench::take(pool, 4096);
         HostTierStats const now = pinned();
@@ -496,7 +496,8 @@ TEST_SUITE("host_swap_pool") {
     }
   }
 
-  TEST_CASE("HostSwapPool: memory that cannot be pinned ahead is asked for again in need") {
+  TEST_CASE(
+      "HostSwapPool: if memory could not be pinned ahead, it is requested again when needed") {
     SlowBench bench;
     SlowBench::pool_type pool{bench.device, bench.order, bench.options(1_MiB, 0, 0), bench.io};
     (void)SlowBench::take(pool, 64 << 10);
@@ -510,7 +511,7 @@ TEST_SUITE("host_swap_pool") {
     CHECK(pool.stats().tier(HostTier::pinned).used_bytes == 1_MiB);
   }
 
-  TEST_CASE("HostSwapPool: a device that has the host's memory swaps to files only") {
+  TEST_CASE("HostSwapPool: a device that shares the host's memory swaps to files only") {
     using SharedBench = PoolBench<SharedSim>;
     SharedBench bench;
     auto const make = [&](HostPoolOptions const& options) {
@@ -542,7 +543,7 @@ TEST_SUITE("host_swap_pool") {
     CHECK(pool.tier(Bench::take(pool, initial)) == HostTier::pinned);
   }
 
-  TEST_CASE("HostSwapPool: a slab that is refused is asked for again at the size that is needed") {
+  TEST_CASE("HostSwapPool: a refused slab is requested again at the size that is needed") {
     Bench bench;
     Bench::pool_type pool{bench.device, bench.order, bench.options(64 << 10, 0, 0), bench.io};
     bench.device.fail(SimCall::allocate_pinned, 1);
@@ -552,7 +553,8 @@ TEST_SUITE("host_swap_pool") {
     CHECK(pool.stats().tier(HostTier::pinned).reserved_bytes == 5120);
   }
 
-  TEST_CASE("HostSwapPool: all that was taken from the device goes back, after waiting for it") {
+  TEST_CASE(
+      "HostSwapPool: all memory is returned to the device at the end, after waiting for its use") {
     Bench bench;
     std::byte* const block = bench.reserve(60'000);
     SimUsage const before = bench.device.usage();
@@ -587,7 +589,7 @@ TEST_SUITE("host_swap_pool") {
     CHECK(bench.device.queued_ops(bench.stream) == 0);
   }
 
-  TEST_CASE("HostSwapPool: on a device without bytes there is the pinned tier and no other") {
+  TEST_CASE("HostSwapPool: a device that stores no bytes has the pinned tier only") {
     ModelApi device;
     StreamOrder<ModelApi> order{device};
     auto const stream = device.create_stream();
@@ -602,7 +604,7 @@ TEST_SUITE("host_swap_pool") {
                     ContractViolation);
   }
 
-  TEST_CASE("HostSwapPool: pageable memory is bound to a NUMA node or says that it is not") {
+  TEST_CASE("HostSwapPool: pageable memory is bound to a NUMA node, or reported as not bound") {
     Bench bench;
     auto options = bench.options(0, 64 << 10, 0);
     options.numa_node = 0;
@@ -617,7 +619,7 @@ TEST_SUITE("host_swap_pool") {
     CHECK(anywhere.stats().tier(HostTier::pageable).numa_bound_bytes == 0);
   }
 
-  TEST_CASE("HostSwapPool: options that cannot work are refused") {
+  TEST_CASE("HostSwapPool: invalid options are refused") {
     Bench bench;
     auto no_path = bench.options(0, 0, 1000);
     no_path.file.clear();

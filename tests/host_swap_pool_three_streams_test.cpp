@@ -148,7 +148,7 @@ TEST_SUITE("host_swap_pool_three_streams") {
     });
   }
 
-  TEST_CASE("HostSwapPool: what the pool cannot know comes with give_back") {
+  TEST_CASE("HostSwapPool: give_back takes a fence of uses that the pool does not know") {
     Case now{HostTier::pinned};
     now.bench.device.stall(now.a);
     auto const index = now.bench.order.index_of(now.a);
@@ -159,7 +159,8 @@ TEST_SUITE("host_swap_pool_three_streams") {
     now.steal_and_check(1);
   }
 
-  TEST_CASE("HostSwapPool: a copy that failed half-way still holds the memory it may be writing") {
+  TEST_CASE("HostSwapPool: memory of a copy that failed halfway is not reused before the copy has "
+            "finished") {
     for_each_tier_and_order([](HostTier tier, std::uint64_t seed) {
       Case now{tier};
       // A scattered slot, so that the pinned tier too has a first and a second copy.

@@ -29,7 +29,7 @@ TEST_SUITE("lease") {
     std::array<std::byte, 64> bytes_{};
   };
 
-  /// A buffer that says what it was asked for.
+  /// A minimal operand: the block `id`.
   struct Holder {
     BlockId id{};
     [[nodiscard]] LeaseRequest request(Access access) const noexcept { return {id, access}; }
@@ -51,7 +51,7 @@ TEST_SUITE("lease") {
 
   }  // namespace
 
-  TEST_CASE("Lease: ends once, by release or at its end, and then holds nothing") {
+  TEST_CASE("Lease: ends once, by release() or its destructor, and is then empty") {
     Giver giver;
     {
       Lease<Giver> lease = giver.give(first, Access::write);
@@ -64,14 +64,14 @@ TEST_SUITE("lease") {
       CHECK(lease.empty());
       CHECK(lease.data() == nullptr);
       CHECK(lease.size_bytes() == 0);
-      CHECK(lease.block() == first);  // what it was a lease on is still known
+      CHECK(lease.block() == first);  // the block of an ended lease is still known
       CHECK(lease.access() == Access::write);
     }
     CHECK(giver.ended == std::vector{first, second});
     CHECK(Lease<Giver>{}.empty());
   }
 
-  TEST_CASE("Lease: moving hands it over, and ends what it is assigned to") {
+  TEST_CASE("Lease: moving transfers it, and ends the lease that it is assigned to") {
     Giver giver;
     Lease<Giver> lease = giver.give(first, Access::read_write);
     void* const data = lease.data();
@@ -89,7 +89,7 @@ TEST_SUITE("lease") {
     CHECK(giver.ended == std::vector{first, second});
   }
 
-  TEST_CASE("ReadLease: is the lease it took over, and gives it back in its run-time form") {
+  TEST_CASE("ReadLease: is made from a run-time lease, and can be turned back into one") {
     Giver giver;
     ReadLease<Lease<Giver>> reading{giver.give(first, Access::read)};
     CHECK(reading);
@@ -104,7 +104,7 @@ TEST_SUITE("lease") {
     CHECK(giver.ended == std::vector{first});
   }
 
-  TEST_CASE("Operand: asks for its access and gives the lease the type that belongs to it") {
+  TEST_CASE("Operand: requests its access, and gives the lease the matching type") {
     Giver giver;
     Holder const read{first};
     Holder written{second};

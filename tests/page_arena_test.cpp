@@ -30,7 +30,7 @@
 #include <vector>
 
 TEST_SUITE("page_arena") {
-  // What `PageArena` does beyond what every arena owes (tests/concepts/arena_test.cpp).
+  // What `PageArena` does beyond the rules for every arena (tests/concepts/arena_test.cpp).
 
   namespace {
 
@@ -40,14 +40,14 @@ TEST_SUITE("page_arena") {
   constexpr std::size_t page = 16_KiB;
   constexpr std::size_t gpu_page = 2_MiB;  // for what depends on the cost of large pieces
 
-  /// A device to which pieces are all one.
+  /// A device on which small pieces cost no more than large ones.
   struct CheapPieces : Device {
     using Device::Device;
     static constexpr bool has_cheap_pieces = true;
   };
   static_assert(CheapPiecesApi<CheapPieces> && !CheapPiecesApi<Device>);
 
-  /// The same, which takes what is mapped elsewhere in one call.
+  /// The same, with a call that moves mapped pages to other addresses.
   struct MovesMapped : CheapPieces {
     using CheapPieces::CheapPieces;
     void map(void* p, std::size_t bytes, std::span<physical_type const> pieces) {
@@ -85,7 +85,7 @@ TEST_SUITE("page_arena") {
   };
   static_assert(RemappingApi<MovesMapped> && !RemappingApi<CheapPieces>);
 
-  /// A device that others use, too: they take memory as soon as it is released.
+  /// A device shared with others, who take memory as soon as it is released.
   template <class Base>
   struct Shared : Base {
     using Base::Base;
@@ -137,7 +137,7 @@ TEST_SUITE("page_arena") {
           on{order.index_of(stream)} {}
     ~PageRig() { device.run_all(); }
 
-    /// The calls for virtual memory that the device gets while `act` runs.
+    /// The calls that the device gets while `act` runs.
     template <class Act>
     SimCalls calls_of(Act act) {
       SimCalls const before = device.calls();
@@ -195,7 +195,8 @@ TEST_SUITE("page_arena") {
 
   }  // namespace
 
-  TEST_CASE("PageArena: pages that are still mapped at a range's address cost no call") {
+  TEST_CASE(
+      "PageArena: a range whose pages are still mapped at its address is taken without a call") {
     PageRig<false> rig{4};
     Placement const first = rig.take(2);
     CHECK(rig.map(first).host_waits == 0);
@@ -212,7 +213,7 @@ TEST_SUITE("page_arena") {
     rig.arena.give_back(again.range, {});
   }
 
-  TEST_CASE("PageArena: neighbours are mapped, and unmapped, by one call") {
+  TEST_CASE("PageArena: adjacent ranges are mapped and unmapped by one call") {
     PageRig<false> rig{8};
     auto const before = rig.device.calls();
     Placement const all = rig.take(8);
@@ -226,7 +227,7 @@ TEST_SUITE("page_arena") {
     CHECK(rig.device.usage().device_bytes == 0);
   }
 
-  TEST_CASE("PageArena: pages from anywhere make one range") {
+  TEST_CASE("PageArena: a range can be made of pages from anywhere") {
     PageRig<false> rig{6};
     std::vector<Placement> small;
     for (int i = 0; i < 6; ++i) {
@@ -243,7 +244,8 @@ TEST_SUITE("page_arena") {
     rig.device.run_all();
   }
 
-  TEST_CASE("PageArena: leases in turn of ranges of a size map and unmap one piece each") {
+  TEST_CASE(
+      "PageArena: alternating leases of two ranges of one size map and unmap one piece each") {
     PageRig<true> rig{64, gpu_page};
     Placement const a = rig.take_parked(64);
     Placement const b = rig.take_parked(64);
@@ -259,7 +261,7 @@ TEST_SUITE("page_arena") {
     }
   }
 
-  TEST_CASE("PageArena: leases in turn of ranges of several sizes create nothing in the end") {
+  TEST_CASE("PageArena: alternating leases of ranges of several sizes soon create no new pieces") {
     PageRig<true> rig{64, gpu_page};
     Placement const a = rig.take_parked(64);
     Placement const b = rig.take_parked(48);
@@ -278,7 +280,7 @@ TEST_SUITE("page_arena") {
     CHECK(rig.arena.reserved_bytes() == 64 * gpu_page);
   }
 
-  TEST_CASE("PageArena: pieces that add up are mapped as they are where that takes less time") {
+  TEST_CASE("PageArena: pieces whose sizes add up are mapped unchanged if that takes less time") {
     PageRig<true> rig{64, gpu_page};
     Placement const halves[] = {rig.take_mapped(32), rig.take_mapped(32)};
     for (Placement const& half : halves) {
@@ -290,7 +292,8 @@ TEST_SUITE("page_arena") {
     CHECK(calls.physical_creations == 0);
   }
 
-  TEST_CASE("PageArena: one piece of the size goes before parts of it that are in their place") {
+  TEST_CASE("PageArena: one piece of the exact size is preferred to parts that are mapped there "
+            "already") {
     PageRig<true> rig{8, gpu_page};
     Placement const three = rig.take_mapped(3);
     Placement const one = rig.take_mapped(1);
@@ -310,7 +313,7 @@ TEST_SUITE("page_arena") {
     CHECK(calls.mapped_pieces == 1);
   }
 
-  TEST_CASE("PageArena: small pieces become a large one on a device without room for both") {
+  TEST_CASE("PageArena: on a full device, small pieces are replaced by a large one") {
     PageRig<true> rig{64, gpu_page};
     std::vector<Placement> small;
     for (int i = 0; i < 64; ++i) {
@@ -329,7 +332,7 @@ TEST_SUITE("page_arena") {
     CHECK(rig.device.usage().device_bytes == 64 * gpu_page);
   }
 
-  TEST_CASE("PageArena: a large piece is cut for many small ranges in a few steps") {
+  TEST_CASE("PageArena: a large piece is halved repeatedly to serve many small ranges") {
     PageRig<true> rig{64, gpu_page};
     SimCalls const calls = rig.calls_of([&] {
       for (int i = 0; i < 64; ++i) {
@@ -341,7 +344,7 @@ TEST_SUITE("page_arena") {
     CHECK(calls.mapped_pieces == 64);
   }
 
-  TEST_CASE("PageArena: a piece is cut once its last use has finished") {
+  TEST_CASE("PageArena: a piece is cut only after its last use has finished") {
     PageRig<true> rig{4};
     Placement const parked = rig.take_mapped(4);
     rig.arena.park(parked.range, rig.use(parked.address));
@@ -350,7 +353,7 @@ TEST_SUITE("page_arena") {
     rig.arena.give_back(small.range, {});
   }
 
-  TEST_CASE("PageArena: where pieces are cheap they are single pages, and mapped in runs") {
+  TEST_CASE("PageArena: on a device with cheap pieces they are single pages, mapped in runs") {
     PageRig<true, CheapPieces> rig{8};
     Placement const small = rig.take_parked(3);
     Placement const large = rig.take_parked(8);
@@ -364,7 +367,7 @@ TEST_SUITE("page_arena") {
     CHECK(calls.mapped_pieces == 6);
   }
 
-  TEST_CASE("PageArena: pages that are mapped elsewhere are moved, in runs, where the device can") {
+  TEST_CASE("PageArena: pages mapped elsewhere are moved in runs if the device can do that") {
     PageRig<true, MovesMapped> rig{8};
     Placement const first = rig.take_parked(3);
     Placement const second = rig.take_parked(3);
@@ -378,7 +381,7 @@ TEST_SUITE("page_arena") {
     CHECK(rig.device.mapped.begin()->first == large.address);
     rig.arena.park(large.range, {});
 
-    // Of these pages one is wanted where it is, and no other one in its place.
+    // One of these pages is kept at its address, the other three are moved.
     rig.lease(second);
     CHECK(rig.device.moved_pages == 9);
     CHECK(rig.device.mapped.count(first.address) == 0);
@@ -387,7 +390,7 @@ TEST_SUITE("page_arena") {
     CHECK(rig.device.moved_pages == 9);
   }
 
-  TEST_CASE("PageArena: pages that cannot be moved are there for the next attempt") {
+  TEST_CASE("PageArena: pages that could not be moved are available for the next attempt") {
     PageRig<true, MovesMapped> rig{4};
     Placement const from = rig.take_parked(4);
     Placement const to = rig.take(4);
@@ -403,7 +406,8 @@ TEST_SUITE("page_arena") {
     }
   }
 
-  TEST_CASE("PageArena: what others take while a piece is made anew is reserved no more") {
+  TEST_CASE("PageArena: memory that others take while a piece is replaced is no longer counted as "
+            "reserved") {
     PageRig<true, Shared<Device>> rig{8};
     Placement const kept = rig.take_mapped(2);
     rig.device.fill(kept.address, 7, 2 * page, rig.stream);
@@ -449,7 +453,7 @@ TEST_SUITE("page_arena") {
     rig.device.end_others();
   }
 
-  TEST_CASE("PageArena: a piece that cannot be created for an error is reserved no more") {
+  TEST_CASE("PageArena: a piece that cannot be created is no longer counted as reserved") {
     PageRig<true> rig{8};
     Placement const kept = rig.take_mapped(2);
     Placement const range = rig.take(2);
@@ -465,7 +469,7 @@ TEST_SUITE("page_arena") {
     rig.arena.give_back(kept.range, {});
   }
 
-  TEST_CASE("PageArena: a wait that fails leaves all memory where it is") {
+  TEST_CASE("PageArena: if a wait fails, all memory stays where it is") {
     PageRig<true> rig{8};
     Placement const parked = rig.take_mapped(8);
     rig.arena.park(parked.range, rig.use(parked.address));
@@ -483,7 +487,7 @@ TEST_SUITE("page_arena") {
     rig.arena.give_back(parked.range, {});
   }
 
-  TEST_CASE("PageArena: whole pieces are handed over, the smallest that suffice") {
+  TEST_CASE("PageArena: trim hands over whole pieces, the smallest that suffice") {
     PageRig<true> rig{8};
     std::vector<Placement> ranges;
     for (std::size_t const pages : {5U, 2U, 1U}) {
@@ -504,7 +508,8 @@ TEST_SUITE("page_arena") {
     CHECK_FALSE(rig.arena.trim(page));
   }
 
-  TEST_CASE("PageArena: blocks of an allocator stay valid when others take memory that it had") {
+  TEST_CASE(
+      "PageArena: blocks of an allocator stay valid when others take memory that it released") {
     struct Policies : SimPolicies {
       using device = Shared<SimApi>;
       using arena = StableAddresses;
@@ -567,7 +572,7 @@ TEST_SUITE("page_arena") {
     device.destroy_stream(stream);
   }
 
-  TEST_CASE("PageArena: a page is mapped elsewhere once its last use has finished") {
+  TEST_CASE("PageArena: a page is mapped elsewhere only after its last use has finished") {
     PageRig<true> rig{2};
     Placement const parked = rig.take(2);
     (void)rig.map(parked);
@@ -585,7 +590,7 @@ TEST_SUITE("page_arena") {
     rig.arena.give_back(back->range, {});
   }
 
-  TEST_CASE("PageArena: those pages leave first that have been free for longest") {
+  TEST_CASE("PageArena: pages that have been free for longest are handed over first") {
     PageRig<false> rig{3};
     Placement const first = rig.take(1);
     Placement const second = rig.take(1);
@@ -606,7 +611,7 @@ TEST_SUITE("page_arena") {
     CHECK(rig.device.calls().maps == before.maps);  // the page of `first` is still there
   }
 
-  TEST_CASE("PageArena: pages that are handed over twice leave each after its own last uses") {
+  TEST_CASE("PageArena: pages handed over twice are released each after its own last uses") {
     PageRig<false> rig{3};
     Placement const idle = rig.take(1);
     Placement const busy = rig.take(1);
@@ -634,7 +639,7 @@ TEST_SUITE("page_arena") {
     CHECK(rig.arena.free_bytes() == 3 * page);
   }
 
-  TEST_CASE_TEMPLATE("PageArena: agrees with the count of each page, in any order of calls",
+  TEST_CASE_TEMPLATE("PageArena: agrees with a model that counts each page, in any order of calls",
                      Rig,
                      PageRig<false>,
                      PageRig<true>,
@@ -845,7 +850,7 @@ TEST_SUITE("page_arena") {
     CHECK((lost > 20) == is_shared);
   }
 
-  TEST_CASE("PageArena: a device that runs out of pages half-way keeps none") {
+  TEST_CASE("PageArena: a device that runs out of pages halfway keeps none") {
     Device device{{.capacity_bytes = 4 * page, .granularity_bytes = page}};
     StreamOrder<Device> order{device};
     PageArena<Device, SegregatedFit, false> arena{
@@ -859,7 +864,7 @@ TEST_SUITE("page_arena") {
         ContractViolation);
   }
 
-  TEST_CASE("PageArena: a capacity of too many pages is refused, and the message says why") {
+  TEST_CASE("PageArena: a capacity of too many pages is refused with a reason") {
     Device device{{.granularity_bytes = page}};
     StreamOrder<Device> order{device};
     CHECK_THROWS_WITH_AS(
@@ -869,7 +874,7 @@ TEST_SUITE("page_arena") {
         ContractViolation);
   }
 
-  TEST_CASE("PageArena: what is larger than any memory is not there") {
+  TEST_CASE("PageArena: requests larger than any memory are refused") {
     PageRig<false> rig{4};
     constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
     CHECK_FALSE(rig.arena.try_take(most, BlockId{1}));

@@ -20,7 +20,7 @@ namespace {
 
 using namespace spillway;
 
-/// Counts what it is told, and passes on what the schedule predicts.
+/// A policy that counts its calls, and passes on what the schedule predicts.
 struct Told : ScheduleLookahead {
   struct Calls {
     int creates = 0;
@@ -40,7 +40,8 @@ struct Told : ScheduleLookahead {
   Calls* calls = nullptr;
 };
 
-/// Names one block, after the steps it was told of, with the schedule's steps for the next use.
+/// Names the block whose index is the number of steps it was told of. The position is the number of
+/// steps that the schedule counts.
 struct Asking : NoPrefetch {
   void on_step() noexcept { ++steps; }
   template <class Visit>
@@ -55,7 +56,7 @@ struct Asking : NoPrefetch {
 }  // namespace
 
 TEST_SUITE("prefetch") {
-  TEST_CASE("StreamPrefetcher: the policy hears of every use what the schedule knows of the next") {
+  TEST_CASE("StreamPrefetcher: the policy is told of every use, with the schedule's prediction") {
     Told::Calls calls;
     StreamPrefetcher<Told> prefetcher{Told{calls}};
     BlockId const a = make_block_id(0, 1);
@@ -98,7 +99,8 @@ TEST_SUITE("prefetch") {
     CHECK(prefetcher.max_inflight_bytes() == 77);
   }
 
-  TEST_CASE("StreamPrefetcher: where memory ends a new block is known to nobody") {
+  TEST_CASE(
+      "StreamPrefetcher: if memory runs out, neither policy nor schedule knows the new block") {
     Told::Calls calls;
     StreamPrefetcher<Told> prefetcher{Told{calls}};
     BlockId const id = make_block_id(100, 1);

@@ -21,7 +21,7 @@ static_assert(!std::is_copy_constructible_v<SmallStream>);
 static_assert(std::is_nothrow_move_constructible_v<SmallStream>);
 
 TEST_SUITE("stream") {
-  TEST_CASE("Stream: it is destroyed at its end, and the allocator forgets it before") {
+  TEST_CASE("Stream: its end makes the allocator forget it, then destroys it") {
     SimApi device{{.capacity_bytes = 64_MiB}};
     SmallAllocator memory{device, support::small_options(1_MiB)};
     auto const streams_before = device.usage().streams;
@@ -37,7 +37,7 @@ TEST_SUITE("stream") {
     CHECK_NOTHROW(buffer.acquire_read(stream).release());
   }
 
-  TEST_CASE("Stream: what was enqueued before its end orders later uses on other streams") {
+  TEST_CASE("Stream: work enqueued before its end is ordered before later uses on other streams") {
     SteppedSimApi device{{.capacity_bytes = 64_MiB}};
     struct Policies : support::SmallPolicies {
       using device = SteppedSimApi;
@@ -54,7 +54,7 @@ TEST_SUITE("stream") {
     device.run_all();
   }
 
-  TEST_CASE("Stream: a move hands the stream over and leaves none") {
+  TEST_CASE("Stream: a move transfers the stream and leaves an empty object") {
     SimApi device{{.capacity_bytes = 64_MiB}};
     SmallAllocator memory{device, support::small_options(1_MiB)};
     auto const streams_before = device.usage().streams;
@@ -77,7 +77,7 @@ TEST_SUITE("stream") {
     CHECK(device.usage().streams == streams_before);
   }
 
-  TEST_CASE("Stream: a lease that outlives its stream holds nobody up") {
+  TEST_CASE("Stream: a lease that outlives its stream delays nobody") {
     SimApi device{{.capacity_bytes = 64_MiB}};
     SmallAllocator memory{device, support::small_options(1_MiB)};
     SmallBuffer buffer{memory, 1000};
@@ -88,7 +88,7 @@ TEST_SUITE("stream") {
     later.synchronize();
   }
 
-  TEST_CASE("Stream: synchronize waits for what was enqueued") {
+  TEST_CASE("Stream: synchronize waits for enqueued work") {
     SimApi device{{.capacity_bytes = 64_MiB, .on_device_bytes_per_second = 100'000'000}};
     SmallAllocator memory{device, support::small_options(1_MiB)};
     SmallBuffer buffer{memory, 500'000};

@@ -21,7 +21,7 @@ static_assert(std::is_nothrow_move_constructible_v<Buffer> &&
               std::is_nothrow_move_assignable_v<Buffer>);
 static_assert(!std::is_copy_constructible_v<Buffer> && !std::is_copy_assignable_v<Buffer>);
 
-// What a lease for reading refuses, the compiler refuses.
+// Uses that a lease for reading does not allow do not compile.
 static_assert(
     std::is_same_v<
         decltype(std::declval<Buffer&>().acquire<Access::read>(std::declval<SimStream>()).data()),
@@ -39,7 +39,7 @@ static_assert(!IsAcquirable<Buffer const, Access::read_write>);
 static_assert(!std::is_convertible_v<ReadLease<Buffer::lease_type>, Buffer::lease_type>);
 
 TEST_SUITE("swappable_buffer") {
-  TEST_CASE("SwappableBuffer: it has a block as long as it lives") {
+  TEST_CASE("SwappableBuffer: it has a block for as long as it exists") {
     SmallBench bench;
     {
       Buffer const buffer{bench.allocator, 1000};
@@ -52,7 +52,7 @@ TEST_SUITE("swappable_buffer") {
     CHECK(bench.allocator.stats().allocated.blocks.current == 0);
   }
 
-  TEST_CASE("SwappableBuffer: a lease gives an address of 256-byte alignment and all bytes") {
+  TEST_CASE("SwappableBuffer: a lease gives a 256-byte aligned address and all bytes") {
     SmallBench bench;
     Buffer first{bench.allocator, 1};
     Buffer second{bench.allocator, 300};
@@ -80,7 +80,7 @@ TEST_SUITE("swappable_buffer") {
     CHECK(known.is_intact());
   }
 
-  TEST_CASE("SwappableBuffer: swapping out twice, or in twice, does nothing the second time") {
+  TEST_CASE("SwappableBuffer: a second swap-out or swap-in does nothing") {
     SmallBench bench;
     support::KnownBytes known{bench, 5000, 1};
 
@@ -93,7 +93,7 @@ TEST_SUITE("swappable_buffer") {
     CHECK(known.is_intact());
   }
 
-  TEST_CASE("SwappableBuffer: a move hands over the block and leaves an empty buffer") {
+  TEST_CASE("SwappableBuffer: a move transfers the block and leaves an empty buffer") {
     SmallBench bench;
     Buffer from{bench.allocator, 1000};
     BlockId const id = from.id();
@@ -107,7 +107,7 @@ TEST_SUITE("swappable_buffer") {
     CHECK(bench.allocator.stats().allocated.blocks.current == 1);
   }
 
-  TEST_CASE("SwappableBuffer: an empty buffer refuses everything but to be filled or destroyed") {
+  TEST_CASE("SwappableBuffer: an empty buffer allows only assignment and destruction") {
     SmallBench bench;
     Buffer empty;
 
@@ -123,7 +123,8 @@ TEST_SUITE("swappable_buffer") {
     CHECK_NOTHROW((void)empty.acquire(Access::write, bench.stream));
   }
 
-  TEST_CASE("SwappableBuffer: assignment frees what was there, and to itself changes nothing") {
+  TEST_CASE(
+      "SwappableBuffer: assignment frees the old block, and self-assignment changes nothing") {
     SmallBench bench;
     Buffer first{bench.allocator, 1000};
     Buffer second{bench.allocator, 2000};
@@ -156,7 +157,7 @@ TEST_SUITE("swappable_buffer") {
     CHECK(bench.allocator.stats().allocated.blocks.current == 19);
   }
 
-  TEST_CASE("SwappableBuffer: reset frees the block at once, unless it is leased") {
+  TEST_CASE("SwappableBuffer: reset frees the block at once unless it is leased") {
     SmallBench bench;
     Buffer buffer{bench.allocator, 1000};
     auto lease = buffer.acquire(Access::write, bench.stream);
@@ -170,7 +171,7 @@ TEST_SUITE("swappable_buffer") {
     CHECK(bench.allocator.stats().allocated.blocks.current == 0);
   }
 
-  TEST_CASE("SwappableBuffer: a lease keeps the block of a buffer that is gone") {
+  TEST_CASE("SwappableBuffer: a lease keeps the block after the buffer is destroyed") {
     SmallBench bench;
     auto buffer = std::make_unique<Buffer>(bench.allocator, 4);
     auto lease = buffer->acquire(Access::write, bench.stream);
@@ -189,7 +190,7 @@ TEST_SUITE("swappable_buffer") {
     CHECK(bench.allocator.stats().resident.blocks.current == 0);
   }
 
-  TEST_CASE("SwappableBuffer: a typed lease has the access that it was acquired for") {
+  TEST_CASE("SwappableBuffer: a typed lease has the access with which it was acquired") {
     SmallBench bench;
     Buffer buffer{bench.allocator, 100};
     CHECK(buffer);

@@ -39,7 +39,7 @@ constexpr bool can_be_element = requires {
 static_assert(can_be_element<std::array<float, 3>>);
 static_assert(!can_be_element<std::string>, "elements are copied byte by byte");
 
-// What a lease for reading refuses, the compiler refuses.
+// Uses that a lease for reading does not allow do not compile.
 template <class Lease>
 concept AllowsWriting = requires(Lease& lease) {
   *lease.data() = 1;
@@ -105,7 +105,7 @@ TEST_SUITE("swappable_tensor") {
     CHECK(bench.allocator.stats().requested_bytes.current == 120);
   }
 
-  TEST_CASE("SwappableTensor: without dimensions it is one element") {
+  TEST_CASE("SwappableTensor: without dimensions it has one element") {
     SmallBench bench;
     auto tensor =
         SmallTensor<int, 0>::from_host_sync(bench.allocator, {}, counted(1, 42), bench.stream);
@@ -115,7 +115,7 @@ TEST_SUITE("swappable_tensor") {
   }
 
   TEST_CASE(
-      "SwappableTensor: an extent of 0 or a size beyond 64 bits is refused and takes nothing") {
+      "SwappableTensor: an extent of 0 or a size beyond 64 bits is refused and allocates nothing") {
     SmallBench bench;
     auto& allocator = bench.allocator;
 
@@ -133,7 +133,7 @@ TEST_SUITE("swappable_tensor") {
     CHECK(allocator.stats().allocated.blocks.total == 0);
   }
 
-  TEST_CASE("SwappableTensor: a recipe is given views of the operands, each of its own shape") {
+  TEST_CASE("SwappableTensor: a recipe gets views of its operands, each with its own shape") {
     SmallBench bench;
     auto row = SmallTensor<int, 1>::from_host_sync(
         bench.allocator, {3}, std::vector{1, 2, 3}, bench.stream);
@@ -163,7 +163,7 @@ TEST_SUITE("swappable_tensor") {
     CHECK(bench.allocator.stats().recomputations.count == 1);
   }
 
-  TEST_CASE("SwappableTensor: elements come back from the device as they were given") {
+  TEST_CASE("SwappableTensor: elements are read back as they were written") {
     SmallBench bench;
     auto const values = counted(5000, 7);
     auto tensor =
@@ -194,7 +194,7 @@ TEST_SUITE("swappable_tensor") {
     CHECK(read(tensors[0], bench) == counted(60'000, 0));
   }
 
-  TEST_CASE("SwappableTensor: larger than what is staged at once, it is copied in pieces") {
+  TEST_CASE("SwappableTensor: a tensor larger than the staging memory is copied in pieces") {
     SmallBench bench{support::small_options(16_MiB)};
     auto const values = counted(9_MiB / sizeof(int) + 3, 11);
     auto tensor =
@@ -203,7 +203,7 @@ TEST_SUITE("swappable_tensor") {
     CHECK(read(tensor, bench) == values);
   }
 
-  TEST_CASE("SwappableTensor: another number of elements is refused, and none is touched") {
+  TEST_CASE("SwappableTensor: a wrong number of elements is refused, and no element changes") {
     SmallBench bench;
     auto const values = counted(6, 1);
     auto tensor =
@@ -222,7 +222,7 @@ TEST_SUITE("swappable_tensor") {
     CHECK(read(tensor, bench) == values);
   }
 
-  TEST_CASE("SwappableTensor: a lease shows the elements") {
+  TEST_CASE("SwappableTensor: a lease gives access to the elements") {
     SmallBench bench;
     auto tensor =
         SmallTensor<int, 2>::from_host_sync(bench.allocator, {4, 3}, counted(12, 0), bench.stream);
@@ -243,7 +243,8 @@ TEST_SUITE("swappable_tensor") {
     CHECK(read(tensor, bench)[7] == 70);
   }
 
-  TEST_CASE("SwappableTensor: a lease has the access and the elements that it was acquired for") {
+  TEST_CASE(
+      "SwappableTensor: a lease has the access and the element type with which it was acquired") {
     SmallBench bench;
     auto const tensor =
         Matrix::from_host_sync(bench.allocator, {4, 3}, counted(12, 0), bench.stream);
@@ -271,7 +272,7 @@ TEST_SUITE("swappable_tensor") {
     CHECK(other.acquire_read_write(bench.stream).access() == Access::read_write);
   }
 
-  TEST_CASE("SwappableTensor: a lease for reading leaves it clean, one for writing does not") {
+  TEST_CASE("SwappableTensor: a lease for reading keeps it clean, one for writing does not") {
     SmallBench bench;
     auto tensor = Matrix::from_host_sync(bench.allocator, {2, 2}, counted(4, 5), bench.stream);
     tensor.swap_out();
@@ -286,7 +287,8 @@ TEST_SUITE("swappable_tensor") {
     CHECK(bench.allocator.stats().swap_ins.count == swap_ins);
   }
 
-  TEST_CASE("SwappableTensor: operands of one operation get leases of their types, all or none") {
+  TEST_CASE("SwappableTensor: leases on the operands of one operation have their types, and all or "
+            "none are acquired") {
     SmallBench bench;
     auto const x = Matrix::from_host_sync(bench.allocator, {2, 2}, counted(4, 1), bench.stream);
     auto y = SmallTensor<double, 1>{bench.allocator, {3}};
@@ -314,7 +316,8 @@ TEST_SUITE("swappable_tensor") {
     CHECK(bench.allocator.stats().leased.blocks.current == 0);
   }
 
-  TEST_CASE("SwappableTensor: an operand that is empty or elsewhere is refused") {
+  TEST_CASE(
+      "SwappableTensor: an operand that is empty or belongs to another allocator is refused") {
     SmallBench bench;
     SmallBench elsewhere;
     auto here = make_tensor<int>(bench.allocator, {4});
@@ -335,7 +338,7 @@ TEST_SUITE("swappable_tensor") {
     CHECK_THROWS_AS(here.set_recipe(std::chrono::nanoseconds{1}, make, empty), ContractViolation);
   }
 
-  TEST_CASE("TensorLease: it is empty before it is given and after it has ended") {
+  TEST_CASE("TensorLease: it is empty by default and after it has ended") {
     SmallBench bench;
     Matrix tensor = make_tensor<int>(bench.allocator, {2, 2});
     Matrix::lease_type lease;
@@ -348,7 +351,8 @@ TEST_SUITE("swappable_tensor") {
     CHECK(lease.empty());
   }
 
-  TEST_CASE("SwappableTensor: the plain lease can be taken out and holds the tensor in its place") {
+  TEST_CASE(
+      "SwappableTensor: the untyped lease can be taken out and still holds the tensor in place") {
     SmallBench bench;
     auto tensor = make_tensor<int>(bench.allocator, {100});
     auto tensor_lease = tensor.acquire(Access::write, bench.stream);
@@ -392,7 +396,8 @@ TEST_SUITE("swappable_tensor") {
     }
   }
 
-  TEST_CASE("SwappableTensor: assignment frees what was there, and to itself changes nothing") {
+  TEST_CASE(
+      "SwappableTensor: assignment frees the old block, and self-assignment changes nothing") {
     SmallBench bench;
     auto first =
         SmallTensor<int, 1>::from_host_sync(bench.allocator, {4}, counted(4, 1), bench.stream);
@@ -407,7 +412,7 @@ TEST_SUITE("swappable_tensor") {
     CHECK(read(first, bench) == counted(6, 9));
   }
 
-  TEST_CASE("SwappableTensor: reset while leased is refused and changes nothing") {
+  TEST_CASE("SwappableTensor: reset is refused while leased and changes nothing") {
     SmallBench bench;
     auto tensor =
         SmallTensor<int, 1>::from_host_sync(bench.allocator, {6}, counted(6, 1), bench.stream);

@@ -20,7 +20,7 @@ TEST_SUITE("arena_memory") {
 
   }  // namespace
 
-  TEST_CASE("ArenaMemory: without a line each reservation has addresses of its own") {
+  TEST_CASE("ArenaMemory: without a common address range each reservation has its own addresses") {
     SimApi device{{.capacity_bytes = 1_MiB}};
     ArenaMemory<SimApi> memory{device, 0, 0};
     CHECK_FALSE(memory.is_one_line());
@@ -33,7 +33,7 @@ TEST_SUITE("arena_memory") {
     CHECK(device.usage().device_bytes == 0);
   }
 
-  TEST_CASE("ArenaMemory: pieces that lie side by side are mapped and unmapped by one call") {
+  TEST_CASE("ArenaMemory: adjacent pieces are mapped and unmapped by one call") {
     SimApi device{{.capacity_bytes = 1_MiB, .granularity_bytes = 16_KiB}};
     ArenaMemory<SimApi> memory{device, 1_MiB, piece};
     REQUIRE(memory.is_one_line());
@@ -47,7 +47,7 @@ TEST_SUITE("arena_memory") {
     CHECK(device.usage().device_bytes == 0);
   }
 
-  TEST_CASE("ArenaMemory: a piece is no larger than the line") {
+  TEST_CASE("ArenaMemory: a piece is no larger than the reserved address range") {
     SimApi device{{.capacity_bytes = 1_MiB, .granularity_bytes = 16_KiB}};
     ArenaMemory<SimApi> memory{device, 1_MiB, std::numeric_limits<std::size_t>::max()};
     Segment segment{memory.base(), 4 * piece, {}};
@@ -57,7 +57,7 @@ TEST_SUITE("arena_memory") {
     CHECK(device.usage().device_bytes == 0);
   }
 
-  TEST_CASE("ArenaMemory: only whole pieces leave, the highest first") {
+  TEST_CASE("ArenaMemory: top_pieces returns only whole pieces, the highest first") {
     SimApi device{{.capacity_bytes = 1_MiB, .granularity_bytes = 16_KiB}};
     ArenaMemory<SimApi> memory{device, 1_MiB, piece};
     Segment segment{memory.base(), 4 * piece, {}};
@@ -73,7 +73,7 @@ TEST_SUITE("arena_memory") {
     CHECK(memory.top_pieces(base + 256, base + piece, 1_MiB).bytes == 0);
   }
 
-  TEST_CASE("ArenaMemory: a device that is full, or fails, keeps nothing") {
+  TEST_CASE("ArenaMemory: a failed reservation leaves no memory on the device") {
     SimApi device{{.capacity_bytes = 4 * piece, .granularity_bytes = 16_KiB}};
     ArenaMemory<SimApi> memory{device, 1_MiB, piece};
     Segment too_much{memory.base(), 5 * piece, {}};
@@ -87,7 +87,7 @@ TEST_SUITE("arena_memory") {
     }
   }
 
-  TEST_CASE("ArenaMemory: where pieces are already, nothing is mapped and nothing is released") {
+  TEST_CASE("ArenaMemory: a range where pieces are mapped already is refused unchanged") {
     SimApi device{{.capacity_bytes = 1_MiB, .granularity_bytes = 16_KiB}};
     ArenaMemory<SimApi> memory{device, 1_MiB, piece};
     Segment there{memory.base() + piece, piece, {}};
@@ -101,7 +101,7 @@ TEST_SUITE("arena_memory") {
     CHECK(memory.try_reserve(above));
   }
 
-  TEST_CASE("ArenaMemory: a line takes a device with virtual memory") {
+  TEST_CASE("ArenaMemory: growing in place requires a device with virtual memory") {
     HostApi device;
     CHECK_THROWS_AS((ArenaMemory<HostApi>{device, 1_MiB, piece}), ContractViolation);
   }

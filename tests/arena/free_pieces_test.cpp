@@ -68,7 +68,7 @@ TEST_SUITE("free_pieces") {
         }
         break;
       default: {
-        std::vector<std::uint32_t> tried;  // and put back, as if nothing had happened
+        std::vector<std::uint32_t> tried;  // and put back, which must change nothing
         std::vector<Piece> const before = list;
         for (std::size_t n = random() % 8; n != 0 && !list.empty(); --n) {
           tried.push_back(any());

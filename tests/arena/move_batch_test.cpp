@@ -25,7 +25,8 @@ TEST_SUITE("move_batch") {
   using spillway::detail::MergedMove;
   using spillway::detail::MoveCopies;
 
-  /// Makes each copy at once, counts those that overlap themselves and refuses some when told to.
+  /// Makes each copy at once, counts copies whose source and target overlap, and refuses the chosen
+  /// ones.
   struct CopyWatch : HostApi {
     void
     copy(void* to, void const* from, std::size_t bytes, CopyKind /*kind*/, HostStream /*stream*/) {
@@ -34,9 +35,9 @@ TEST_SUITE("move_batch") {
     }
 
     std::size_t calls = 0;   // of the device
-    std::size_t copies = 0;  // those of batches included
+    std::size_t copies = 0;  // including those in batches
     std::size_t overlaps = 0;
-    std::size_t first_refused = 0;  // the copies that are refused, counted from 1
+    std::size_t first_refused = 0;  // which copies are refused, counted from 1
     std::size_t last_refused = 0;
 
    protected:
@@ -71,7 +72,7 @@ TEST_SUITE("move_batch") {
     std::mt19937_64 random{7};
   };
 
-  /// Memory with random bytes, so that they tell where they were.
+  /// Random bytes, so that misplaced bytes are detected.
   std::vector<std::byte> numbered(std::size_t bytes, std::uint64_t seed) {
     std::mt19937_64 random{seed};
     std::vector<std::byte> memory(bytes);
@@ -79,7 +80,7 @@ TEST_SUITE("move_batch") {
     return memory;
   }
 
-  /// @returns how many moves are done
+  /// @returns the number of finished moves
   template <class Device>
   std::size_t enqueue(Device& device, std::span<Move const> moves, Bounce bounce = {}) {
     std::size_t done = 0;
@@ -92,12 +93,12 @@ TEST_SUITE("move_batch") {
     return {.to = move.to, .from = move.from, .bytes = move.bytes};
   }
 
-  /// Blocks in memory, the moves that a valid plan makes of them, and where each is in the end.
+  /// Blocks in memory, the moves of a valid plan, and the last place of each block.
   struct Layout {
     struct Block {
       std::size_t at = 0;
       std::size_t bytes = 0;
-      std::size_t source = 0;  // where it was first
+      std::size_t source = 0;  // its first place
     };
 
     std::vector<std::byte> memory;
@@ -123,7 +124,7 @@ TEST_SUITE("move_batch") {
       moves.push_back(made);
       moved.at = to;
     }
-    /// Moves all blocks by the same distance, first the one that has room in front of it.
+    /// Moves all blocks by the same distance, beginning with the one next to free room.
     void slide(bool is_up, std::size_t distance) {
       for (std::size_t i = 0; i < blocks.size(); ++i) {
         std::size_t const block = is_up ? blocks.size() - 1 - i : i;
@@ -165,15 +166,16 @@ TEST_SUITE("move_batch") {
     }
   };
 
-  /// Enqueues all moves of a plan. Each block is then whole in its last place, by no copy that
-  /// overlaps itself.
+  /// Enqueues all moves of a plan. Afterwards each block must be whole in its last place, and no
+  /// copy may overlap itself.
   void enqueue_all(BatchWatch& device, Layout const& layout, Bounce bounce = {}) {
     REQUIRE(enqueue(device, layout.moves, bounce) == layout.moves.size());
     REQUIRE(device.overlaps == 0);
     REQUIRE(layout.is_whole(layout.places_after(layout.moves.size())));
   }
 
-  /// A layout of small blocks and gaps, and moves of any of them to any place that is free then.
+  /// A layout of small blocks and gaps, and random moves of blocks to places that are free at that
+  /// time.
   Layout random_layout(std::mt19937_64& random) {
     Layout layout{4096, random()};
     std::size_t at = 0;
@@ -207,7 +209,7 @@ TEST_SUITE("move_batch") {
 
   }  // namespace
 
-  TEST_CASE("enqueue_moves: a block arrives whole, by no copy that overlaps itself") {
+  TEST_CASE("enqueue_moves: a block arrives whole, and no copy overlaps itself") {
     constexpr std::uint64_t seed = 71;
     MESSAGE("seed ", seed);
     std::mt19937_64 random{seed};
@@ -234,20 +236,21 @@ TEST_SUITE("move_batch") {
     }
   }
 
-  TEST_CASE("MoveCopies: a short slide goes through scratch, if there is some") {
+  TEST_CASE("MoveCopies: a short slide goes through scratch if scratch is available") {
     std::vector<std::byte> memory = numbered(4096, 1);
     std::vector<std::byte> scratch(512);
     Bounce const bounce{scratch.data(), scratch.size()};
     MergedMove move{.to = memory.data(), .from = memory.data() + 16, .bytes = 2048};
     CHECK(MoveCopies::of(move, {}).count == 128);
     CHECK(MoveCopies::of(move, bounce).count == 8);
-    move.to = memory.data() + 16 + 256;  // eight pieces are as many as there would be with scratch
+    move.to = memory.data() + 16 + 256;  // scratch would not save any copy
     CHECK_FALSE(MoveCopies::of(move, bounce).is_bounced);
   }
 
-  TEST_CASE("MoveCopies: scratch pays where a second copy takes less time than the calls saved") {
-    // 16 MiB through scratch are 32 MiB in two calls. A call takes as long as 4 MiB, so as much
-    // time goes by for 16 MiB in six pieces.
+  TEST_CASE(
+      "MoveCopies: scratch is used where its second copy takes less time than the calls saved") {
+    // Through scratch, 16 MiB are 32 MiB in two calls. A call costs as much as 4 MiB, so six pieces
+    // of 16 MiB together take the same time.
     auto* const from = reinterpret_cast<std::byte*>(  // NOLINT(performance-no-int-to-ptr)
         std::uintptr_t{1} << 32U);
     constexpr std::size_t bytes = 16U << 20U;
@@ -262,14 +265,14 @@ TEST_SUITE("move_batch") {
     }
   }
 
-  TEST_CASE("enqueue_moves: a way back that is refused seven times is tried an eighth time") {
+  TEST_CASE("enqueue_moves: copying back is retried up to seven times before the block is lost") {
     for (std::size_t const refusals : {7U, 8U}) {
       CAPTURE(refusals);
       Layout layout{2000};
       layout.add(500, 400);
       layout.slide(false, 150);
       CopyWatch device;
-      device.first_refused = 2;  // on the way
+      device.first_refused = 2;  // on the way to its new place
       device.last_refused = 2 + refusals;
       bool is_lost = false;
       try {
@@ -283,7 +286,7 @@ TEST_SUITE("move_batch") {
     }
   }
 
-  TEST_CASE("enqueue_moves: when the device refuses a copy, the block is back where it was") {
+  TEST_CASE("enqueue_moves: if the device refuses a copy, the block is back at its old address") {
     for (std::size_t refused = 1; refused <= 10; ++refused) {
       for (bool const is_up : {false, true}) {
         CAPTURE(refused);
@@ -301,7 +304,8 @@ TEST_SUITE("move_batch") {
     }
   }
 
-  TEST_CASE("enqueue_moves: 8192 neighbours that move by the same distance are a few copies") {
+  TEST_CASE(
+      "enqueue_moves: 8192 neighbours that move by the same distance need only a few copies") {
     constexpr std::size_t blocks = 8192;
     constexpr std::size_t block_bytes = 256;
     constexpr std::size_t distance = blocks * block_bytes / 4;
@@ -316,12 +320,12 @@ TEST_SUITE("move_batch") {
     }
   }
 
-  TEST_CASE("enqueue_moves: moves that do not touch each other are one batch") {
+  TEST_CASE("enqueue_moves: moves that do not overlap are one batch") {
     constexpr std::size_t blocks = 8192;
     Layout layout{3 * blocks * 16};
     layout.add_row(16, blocks, 16, 32);  // a gap between each two
     for (std::size_t i = 0; i < blocks; ++i) {
-      layout.move(i, (2 * blocks + i) * 16);  // closes up, so they do not move alike
+      layout.move(i, (2 * blocks + i) * 16);  // the gaps close, so the distances differ
     }
     BatchWatch device;
     enqueue_all(device, layout);
@@ -329,7 +333,8 @@ TEST_SUITE("move_batch") {
     CHECK(device.copies == blocks);
   }
 
-  TEST_CASE("enqueue_moves: blocks that slide over gaps are batches that double in length") {
+  TEST_CASE(
+      "enqueue_moves: blocks that slide over gaps are moved in batches that double in length") {
     constexpr std::size_t blocks = 512;
     Layout layout{2 * blocks * 16};
     layout.add_row(16, blocks, 16, 32);
@@ -342,8 +347,8 @@ TEST_SUITE("move_batch") {
     CHECK(device.copies == blocks);
   }
 
-  TEST_CASE("enqueue_moves: the first of very many moves are enqueued before the last are looked "
-            "at") {
+  TEST_CASE(
+      "enqueue_moves: the first of very many moves are enqueued before the last are examined") {
     constexpr std::size_t at_once = spillway::detail::moves_at_once;
     constexpr std::size_t blocks = 2 * at_once + 5;
     Layout layout{3 * blocks * 2};
@@ -381,7 +386,7 @@ TEST_SUITE("move_batch") {
     CHECK(apart.copies == 2);
   }
 
-  TEST_CASE("enqueue_moves: a block that moves twice is not joined with itself") {
+  TEST_CASE("enqueue_moves: two moves of one block are not merged") {
     Layout layout{1024};
     layout.add(0, 100);
     layout.move(0, 100);
@@ -392,7 +397,7 @@ TEST_SUITE("move_batch") {
     CHECK(layout.is_whole({200}));
   }
 
-  TEST_CASE("enqueue_moves: any valid plan leaves each block whole in its last place") {
+  TEST_CASE("enqueue_moves: any valid plan leaves each block whole at its destination") {
     constexpr std::uint64_t seed = 20;
     MESSAGE("seed ", seed);
     std::mt19937_64 random{seed};
@@ -405,7 +410,7 @@ TEST_SUITE("move_batch") {
     }
   }
 
-  TEST_CASE("enqueue_moves: a copy that is refused leaves each block whole in some place") {
+  TEST_CASE("enqueue_moves: after a refused copy each block is whole at its old or new address") {
     constexpr std::uint64_t seed = 21;
     MESSAGE("seed ", seed);
     std::mt19937_64 random{seed};
@@ -432,8 +437,10 @@ TEST_SUITE("move_batch") {
     CHECK(refusals > 100);
   }
 
-  TEST_CASE("enqueue_moves: of neighbours that slide, at most one is torn, and it is named") {
-    // Eight blocks of 100 bytes slide by 150: in pieces of 150, from the side they move to.
+  TEST_CASE("enqueue_moves: if a slide of neighbours fails, at most one block is lost, and the "
+            "error names it") {
+    // Eight blocks of 100 bytes slide by 150: copied in pieces of 150, from the side that they move
+    // to.
     for (bool const is_up : {false, true}) {
       for (std::size_t first_refused = 2; first_refused <= 6; ++first_refused) {
         CAPTURE(is_up);

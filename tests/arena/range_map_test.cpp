@@ -62,13 +62,13 @@ TEST_SUITE("range_map") {
     }
 
     Map map;
-    Fence fence;  // of what was taken last
+    Fence fence;  // of the range taken last
     std::uint64_t last_owner = 0;
   };
 
   }  // namespace
 
-  TEST_CASE("RangeMap: free neighbours become one range, with the fences of both") {
+  TEST_CASE("RangeMap: adjacent free ranges coalesce, with the fences of both") {
     MapRig rig{12};
     std::uint32_t const a = rig.take(4);
     std::uint32_t const b = rig.take(4);
@@ -87,7 +87,7 @@ TEST_SUITE("range_map") {
     CHECK(waits_for(rig.fence, {StreamIndex{2}, 6}));
   }
 
-  TEST_CASE("RangeMap: a range that was never used has nothing to wait for") {
+  TEST_CASE("RangeMap: a range that was never used has an empty fence") {
     MapRig rig{8};
     std::uint32_t const a = rig.take(8);
     CHECK(rig.fence.is_empty());
@@ -96,7 +96,7 @@ TEST_SUITE("range_map") {
     CHECK(rig.fence == fence_of(1, 5));
   }
 
-  TEST_CASE("RangeMap: no range reaches from one segment into another") {
+  TEST_CASE("RangeMap: no range crosses a segment boundary") {
     MapRig rig{4};
     rig.map.add_segment(segment_base(1) + 4 * spillway::granule_bytes,
                         4);  // side by side in memory
@@ -105,7 +105,7 @@ TEST_SUITE("range_map") {
     CHECK(rig.map.table().free_granules() == 8);
   }
 
-  TEST_CASE("RangeMap: only a segment that is wholly free is detached") {
+  TEST_CASE("RangeMap: only a wholly free segment is detached") {
     MapRig rig{4};
     rig.map.add_segment(segment_base(2), 8);
     std::uint32_t const small = rig.take(4);
@@ -124,7 +124,7 @@ TEST_SUITE("range_map") {
     CHECK(rig.map.detach_segment());
   }
 
-  TEST_CASE("RangeMap: neighbouring holes become one, and are filled from below") {
+  TEST_CASE("RangeMap: adjacent holes are joined, and are filled from their low end") {
     MapRig rig{12};
     std::uint32_t const low = rig.map.list().front(0);
     rig.map.punch(low, 4, 8);
@@ -141,7 +141,7 @@ TEST_SUITE("range_map") {
     CHECK(rig.map.table().free_granules() == 12);
   }
 
-  TEST_CASE("RangeMap: memory that fills a hole waits for nothing that was there before") {
+  TEST_CASE("RangeMap: memory that fills a hole does not wait for earlier uses of its addresses") {
     MapRig rig{8};
     rig.map.give_back(rig.take(8), fence_of(1, 5));
     rig.map.punch(rig.map.list().front(0), 0, 8);
@@ -151,7 +151,7 @@ TEST_SUITE("range_map") {
     CHECK(rig.fence.is_empty());
   }
 
-  TEST_CASE("RangeMap: a plan is refused once anything has changed") {
+  TEST_CASE("RangeMap: a plan is refused if anything has changed since it was made") {
     MapRig rig{12};
     std::uint32_t const a = rig.take(4);
     MoveClaims claims;
@@ -161,7 +161,7 @@ TEST_SUITE("range_map") {
     CHECK(rig.layout() == "f12 ");
   }
 
-  TEST_CASE("RangeMap: a plan puts blocks where it says, and undoes what was not done") {
+  TEST_CASE("RangeMap: commit places the blocks that were moved, and undoes the other moves") {
     for (std::size_t const done : {0U, 1U}) {
       CAPTURE(done);
       MapRig rig{12};
@@ -192,7 +192,7 @@ TEST_SUITE("range_map") {
     }
   }
 
-  TEST_CASE("RangeMap: a block that is freed while it moves is free after the commit") {
+  TEST_CASE("RangeMap: a block that is freed during its move is free after the commit") {
     MapRig rig{8};
     std::uint32_t const block = rig.take(4);
     std::uint32_t const free =
@@ -213,7 +213,7 @@ TEST_SUITE("range_map") {
     CHECK(waits_for(rig.fence, {StreamIndex{4}, 8}));
   }
 
-  TEST_CASE("RangeMap: moves need no memory for ranges that there are not") {
+  TEST_CASE("RangeMap: moves that only join free ranges allocate no nodes") {
     // Every other block is freed and the others slide together, which only joins free ranges.
     constexpr std::uint32_t blocks = 64;
     MapRig rig{2 * blocks};

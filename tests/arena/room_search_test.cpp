@@ -81,7 +81,8 @@ struct FragmentedArena {
 }  // namespace
 
 TEST_SUITE("arena") {
-  TEST_CASE("SearchScope: holds what lies around the largest free ranges, in order and once") {
+  TEST_CASE("SearchScope: contains the neighbourhood of the largest free ranges, in order, without "
+            "duplicates") {
     for (std::uint64_t seed = 1; seed <= 40; ++seed) {
       CAPTURE(seed);
       Map map;
@@ -125,7 +126,7 @@ TEST_SUITE("arena") {
     }
   }
 
-  TEST_CASE("SearchScope: holds every range when it holds all") {
+  TEST_CASE("SearchScope: contains every range after read_all") {
     Map map;
     fragment(map, 500, 3, 7);
     SearchScope scope;
@@ -141,7 +142,7 @@ TEST_SUITE("arena") {
     CHECK(ranges == map.table().taken_ranges + map.table().free_ranges);
   }
 
-  TEST_CASE("SearchScope: widens from few ranges to all, and at once where there are few") {
+  TEST_CASE("SearchScope: widens from few ranges to all; with few ranges it starts with all") {
     CHECK(SearchScope::narrowest(1000, 1000) == spillway::all_ranges);
     for (std::size_t const ranges : {1001U, 5000U, 100'000U, 10'000'000U}) {
       std::size_t most = SearchScope::narrowest(ranges, 1000);
@@ -153,11 +154,11 @@ TEST_SUITE("arena") {
         REQUIRE(wider > most);
         most = wider;
       }
-      CHECK(total <= ranges / 3);  // little beside what all then costs
+      CHECK(total <= ranges / 3);  // little compared with the search of all ranges that follows
     }
   }
 
-  TEST_CASE("cheapest_eviction_window: is the cheapest of those that lie in the scope") {
+  TEST_CASE("cheapest_eviction_window: finds the cheapest window within the scope") {
     for (std::uint64_t seed = 1; seed <= 60; ++seed) {
       CAPTURE(seed);
       std::mt19937_64 random{seed};
@@ -211,7 +212,8 @@ TEST_SUITE("arena") {
     }
   }
 
-  TEST_CASE("cheapest_eviction_window: names its blocks once, however many it finds better") {
+  TEST_CASE(
+      "cheapest_eviction_window: lists the blocks once, however often a cheaper window is found") {
     constexpr std::uint32_t blocks = 200;
     constexpr std::uint32_t wanted = 50;
     Map map;
@@ -250,7 +252,7 @@ TEST_SUITE("arena") {
     CHECK(counts[0] == counts[1]);
   }
 
-  TEST_CASE("DefragArena: of many ranges, a look at few mostly finds room") {
+  TEST_CASE("DefragArena: with many ranges, examining a few usually finds room") {
     std::size_t looks = 0;
     std::size_t plans = 0;
     std::size_t ranges = 0;
@@ -277,7 +279,7 @@ TEST_SUITE("arena") {
   }
 
   TEST_CASE(
-      "DefragArena: all that is free can be had in one piece, however few are looked at first") {
+      "DefragArena: all free bytes can be made one range, however few ranges are examined first") {
     for (std::uint64_t seed = 1; seed <= 30; ++seed) {
       CAPTURE(seed);
       FragmentedArena rig{2_MiB, 8, seed};
@@ -293,7 +295,7 @@ TEST_SUITE("arena") {
     }
   }
 
-  TEST_CASE("DefragArena: where all that is free is one range, a pass is not searched for") {
+  TEST_CASE("DefragArena: if all free bytes are one range already, plan_pass examines no block") {
     FragmentedArena rig{2_MiB, 8, 1};
     std::size_t looks = 0;
     auto const can_move = [&](BlockId) {
@@ -311,8 +313,8 @@ TEST_SUITE("arena") {
     CHECK(looks == 0);
   }
 
-  TEST_CASE("DefragArena: lets more be free than is asked for only where there are many ranges, "
-            "and a small part") {
+  TEST_CASE(
+      "DefragArena: spare_bytes is 0 with few ranges, and a small part of the capacity with many") {
     FragmentedArena const few{1_MiB, 1024, 1};
     FragmentedArena const many{16_MiB, 1024, 1};
 

@@ -22,9 +22,9 @@
 
 #include <support/concept_checks.hpp>
 
-// Which abilities the library's arenas have, what does not count as an arena, and arenas that have
-// none of the abilities or one of them, and nothing that its concept does not name: an allocator
-// runs on them all the same.
+// Which concepts the library's arenas model, and which types are refused as arenas. Then minimal
+// arenas, which have none or one of the optional abilities and only what the concept requires: an
+// allocator must run on them.
 
 namespace {
 
@@ -41,7 +41,7 @@ static_assert(GrowingArena<Mapping> && !MovingArena<Mapping>);
 static_assert(MappingArena<Stable> && StableAddressArena<Stable>);
 static_assert(GrowingArena<Stable> && !MovingArena<Stable>);
 
-/// An arena and no more: the first free place that fits in one reservation.
+/// A minimal arena: takes the first free place that fits in its one reservation.
 template <class Device>
 class FirstFitArena {
  public:
@@ -179,7 +179,7 @@ class UnmovedArena : public FirstFitArena<Device> {
   [[nodiscard]] std::size_t spare_bytes(std::size_t) const noexcept { return 0; }
 };
 
-/// An arena that is asked to map memory, which is there from the beginning.
+/// An arena that models `MappingArena`, although its memory is mapped from the beginning.
 template <class Device>
 class MappedArena : public FirstFitArena<Device> {
  public:
@@ -207,7 +207,7 @@ using OnlyMapping = MappedArena<SimApi>;
 static_assert(MappingArena<OnlyMapping> && !GrowingArena<OnlyMapping> && !MovingArena<OnlyMapping>);
 static_assert(!StableAddressArena<OnlyMapping>);
 
-// Each misses the concept by one thing.
+// Each lacks one requirement of the concept.
 struct GiveBackMayThrow : Plain {
   void give_back(RangeId, Fence const&);
 };
@@ -334,7 +334,7 @@ struct GrowingRig {
 TEST_SUITE("arena_concept") {
   TEST_CASE_TEMPLATE_INVOKE(arena_contract, Plain, Moving, Mapping, Stable);
 
-  TEST_CASE_TEMPLATE("GrowingArena: takes what is needed and gives back what is free",
+  TEST_CASE_TEMPLATE("GrowingArena: takes memory when it is needed and gives back what is free",
                      A,
                      Moving,
                      Mapping,
@@ -372,7 +372,7 @@ TEST_SUITE("arena_concept") {
   }
 
   TEST_CASE_TEMPLATE(
-      "GrowingArena: tells what a growth would make room for", A, Moving, Mapping, Stable) {
+      "GrowingArena: predicts the largest free range after growth", A, Moving, Mapping, Stable) {
     for (bool const in_place : {false, true}) {
       CAPTURE(in_place);
       bool const joins = in_place || MappingArena<A>;
@@ -400,7 +400,8 @@ TEST_SUITE("arena_concept") {
     }
   }
 
-  TEST_CASE("GrowingArena: what grows in place is one range, whatever it was made of") {
+  TEST_CASE("GrowingArena: an arena that grows in place has one segment, also after a trim in its "
+            "middle") {
     GrowingRig<Moving> rig{true};
     std::vector<Placement> const taken = rig.take_all();
     CHECK(rig.arena.reserved_bytes() == 2_MiB);
@@ -409,7 +410,7 @@ TEST_SUITE("arena_concept") {
       rig.arena.give_back(taken[i].range, {});
     }
     CHECK(rig.arena.largest_free_bytes() == 1_MiB);
-    // Memory leaves from the midst of others, and comes back there.
+    // Memory in the middle is released, and reserved again at the same place.
     CHECK(rig.trim(512_KiB) == 512_KiB);
     CHECK(rig.arena.reserved_bytes() == 1_MiB + 512_KiB);
     CHECK(rig.used_bytes() == 1_MiB + 512_KiB);
@@ -425,7 +426,7 @@ TEST_SUITE("arena_concept") {
     CHECK(rig.arena.reserved_bytes() == 2_MiB);
   }
 
-  TEST_CASE("GrowingArena: a hole that is filled to its end joins what is free on both its sides") {
+  TEST_CASE("GrowingArena: growth that fills a hole joins the free ranges on both sides of it") {
     GrowingRig<Moving> rig{true};
     Moving& arena = rig.arena;
     std::vector<Placement> const taken = rig.take_all();
@@ -445,7 +446,8 @@ TEST_SUITE("arena_concept") {
     CHECK(rig.take(1_MiB + 256_KiB, BlockId{99}));
   }
 
-  TEST_CASE("GrowingArena: grows in the lowest hole that makes room, else in the lowest") {
+  TEST_CASE("GrowingArena: grows in the lowest hole that makes enough room, otherwise in the "
+            "lowest hole") {
     GrowingRig<Moving> rig{true};
     Moving& arena = rig.arena;
     std::vector<Placement> const taken = rig.take_all();
@@ -461,12 +463,11 @@ TEST_SUITE("arena_concept") {
     CHECK(arena.growth_for(2_MiB).address == taken[2].address);
   }
 
-  TEST_CASE_TEMPLATE(
-      "GrowingArena: memory that was handed over and is not released yet stays whole",
-      A,
-      Moving,
-      Mapping,
-      Stable) {
+  TEST_CASE_TEMPLATE("GrowingArena: memory handed over by trim and not yet released is not reused",
+                     A,
+                     Moving,
+                     Mapping,
+                     Stable) {
     for (bool const in_place : {false, true}) {
       CAPTURE(in_place);
       GrowingRig<A> rig{in_place};
@@ -499,14 +500,14 @@ TEST_SUITE("arena_concept") {
     }
   }
 
-  TEST_CASE("GrowingArena: memory is added in place only where there is none") {
+  TEST_CASE("GrowingArena: growth in place is refused where memory is mapped already") {
     GrowingRig<Moving> rig{true};
     Moving& arena = rig.arena;
     Segment segment = arena.growth_for(128_KiB);
     REQUIRE(arena.try_reserve(segment));
     arena.add_segment(segment);
     ArenaStats const before = arena.stats();
-    CHECK_THROWS_AS(arena.add_segment(segment), ContractViolation);  // it is there already
+    CHECK_THROWS_AS(arena.add_segment(segment), ContractViolation);  // mapped already
     CHECK_THROWS_AS(arena.add_segment(Segment{}), ContractViolation);
     Segment behind = arena.growth_for(1_MiB);
     behind.bytes = 0;
@@ -520,14 +521,14 @@ TEST_SUITE("arena_concept") {
     }
     REQUIRE(arena.reserved_bytes() == 2_MiB - 256_KiB);
     Segment hole{taken[3].address, 256_KiB, {}};
-    CHECK_THROWS_AS(arena.add_segment(hole), ContractViolation);  // it is half as long
+    CHECK_THROWS_AS(arena.add_segment(hole), ContractViolation);  // memory of half the size
     hole.bytes = 128_KiB;
     REQUIRE(arena.try_reserve(hole));
     arena.add_segment(hole);
     CHECK(arena.largest_free_bytes() == 128_KiB);
   }
 
-  TEST_CASE("GrowingArena: capacities that no arena can have in place are refused") {
+  TEST_CASE("GrowingArena: capacities that cannot be reserved in place are refused") {
     SimApi device{{.capacity_bytes = 8_MiB, .granularity_bytes = 64_KiB}};
     ArenaOptions options{
         .initial_bytes = 0, .growth_bytes = 64_KiB, .grows_in_place = true, .bounce_bytes = 0};
@@ -542,7 +543,7 @@ TEST_SUITE("arena_concept") {
     CHECK(arena.growth_for(1).bytes == 64_KiB);
   }
 
-  TEST_CASE("GrowingArena: a device that is full refuses and has lost nothing") {
+  TEST_CASE("GrowingArena: a failed growth on a full device loses nothing") {
     SimApi device{{.capacity_bytes = 256_KiB, .granularity_bytes = 16_KiB}};
     Moving arena{device,
                  {.capacity_bytes = 2_MiB,
@@ -560,7 +561,7 @@ TEST_SUITE("arena_concept") {
     CHECK(arena.free_bytes() == 128_KiB);
   }
 
-  TEST_CASE("Arena: policies are made by default, also where that is explicit") {
+  TEST_CASE("Arena: default construction works for policies with explicit constructors") {
     struct ExplicitFit : SegregatedFit {
       explicit ExplicitFit(int = 3) {}
     };
@@ -575,7 +576,7 @@ TEST_SUITE("arena_concept") {
     CHECK(mapping.try_take(1_MiB, BlockId{1}));
   }
 
-  TEST_CASE("MovingArena: each member is asked for") {
+  TEST_CASE("MovingArena: the concept requires each member") {
     CHECK_NEEDS(MovingArena, OnlyMoving, plan_compaction);
     CHECK_NEEDS(MovingArena, OnlyMoving, plan_pass);
     CHECK_NEEDS(MovingArena, OnlyMoving, plan_slide);
@@ -589,7 +590,7 @@ TEST_SUITE("arena_concept") {
     CHECK_NEEDS(MappingArena, OnlyMapping, map);
   }
 
-  TEST_CASE_TEMPLATE("Arena: an allocator runs on an arena that does no more than its concept asks",
+  TEST_CASE_TEMPLATE("Arena: an allocator runs on an arena that has only what its concept requires",
                      Choice,
                      FirstFit,
                      Unmoved,

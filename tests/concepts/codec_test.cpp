@@ -35,7 +35,7 @@ struct NotMadeByDefault : Identity {
 };
 
 static_assert(Codec<CodecArchetype>);
-static_assert(Codec<spillway::test::NotMovable<Identity>>);  // the pool makes each in its place
+static_assert(Codec<spillway::test::NotMovable<Identity>>);  // the pool makes each in place
 static_assert(!Codec<NotMadeByDefault>);
 static_assert(!Codec<int>);
 
@@ -56,7 +56,7 @@ static_assert(!Codec<KnownAtRunTime>);
 template <class C>
 concept SimStreamCodec = StreamCodec<C, SimApi>;
 
-/// Encodes on streams of the simulated device, and has nothing but what it must have.
+/// Encodes on streams of the simulated device, and has only what the concept requires.
 struct StreamCodecArchetype : CodecArchetype {
   static std::size_t stream_bytes(std::size_t bytes) noexcept { return bytes; }
   static std::size_t stored_bytes(SlotMemory /*slot*/) noexcept { return 0; }
@@ -80,7 +80,7 @@ struct OtherSignatures : CodecArchetype {
   }
 };
 
-/// The same on a stream. Copies the bytes as they are.
+/// The same on a stream. Copies the bytes unchanged.
 struct OtherStreamSignatures : OtherSignatures {
   static constexpr auto stream_bytes = [](auto bytes) noexcept { return bytes; };
   static constexpr auto stored_bytes = [](SlotMemory const& slot, int /*unused*/ = 0) noexcept {
@@ -116,7 +116,7 @@ struct OtherStreamSignatures : OtherSignatures {
 
 static_assert(SimStreamCodec<OtherStreamSignatures> && !SimStreamCodec<OtherSignatures>);
 
-/// A block goes through a pool with that codec and comes back.
+/// Checks that a block is unchanged after a round trip through a pool with that codec.
 template <Codec C>
 void check_round_trip() {
   std::size_t const bytes = 100'000;
@@ -142,7 +142,7 @@ void check_round_trip() {
 }  // namespace
 
 TEST_SUITE("codec") {
-  TEST_CASE("Codec: each member is asked for, and may not throw") {
+  TEST_CASE("Codec: the concept requires each member, as noexcept") {
     CHECK_NEEDS(Codec, CodecArchetype, name);
     CHECK_NEEDS(Codec, CodecArchetype, worst_bytes);
     CHECK_NEEDS(Codec, CodecArchetype, encode);
@@ -156,7 +156,7 @@ TEST_SUITE("codec") {
     CHECK_REFUSES(Codec, CodecArchetype, void decode(In, Out) noexcept);
   }
 
-  TEST_CASE("StreamCodec: each member is asked for, in the same way") {
+  TEST_CASE("StreamCodec: the concept requires each member, as noexcept") {
     CHECK_NEEDS(SimStreamCodec, StreamCodecArchetype, name);  // it is a Codec, too
     CHECK_NEEDS(SimStreamCodec, StreamCodecArchetype, stream_bytes);
     CHECK_NEEDS(SimStreamCodec, StreamCodecArchetype, scratch_bytes);
@@ -170,7 +170,7 @@ TEST_SUITE("codec") {
                   void encode_on(SimApi&, SimStream, In, SlotMemory, Out));
   }
 
-  TEST_CASE("Codec: a pool calls each member as the concept says, whatever its type") {
+  TEST_CASE("Codec: a pool calls each member with the types that the concept names") {
     check_round_trip<OtherSignatures>();
     check_round_trip<OtherStreamSignatures>();
   }

@@ -28,7 +28,7 @@ static_assert(!CompactionPolicy<MovesSometimes>, "it is a constant");
 }  // namespace
 
 TEST_SUITE("compaction") {
-  TEST_CASE("CompactionPolicy: each member is asked for") {
+  TEST_CASE("CompactionPolicy: the concept requires each member") {
     CHECK_NEEDS(CompactionPolicy, CompactionArchetype, plan);
     CHECK_NEEDS(CompactionPolicy, CompactionArchetype, moves_blocks);
     CHECK_REFUSES(CompactionPolicy,

@@ -11,8 +11,8 @@
 #include <support/archetypes/policy_archetypes.hpp>
 #include <support/concept_checks.hpp>
 
-// What is no device: each of these takes one thing away from, or gives one thing wrong to, a device
-// that would do.
+// Types that are no device: each lacks one member of a complete device, or has one with a wrong
+// signature.
 
 namespace {
 
@@ -61,7 +61,7 @@ static_assert(!DeviceApi<EventWithoutEquality>);
 }  // namespace
 
 TEST_SUITE("device_api") {
-  TEST_CASE("DeviceApi: each member is asked for") {
+  TEST_CASE("DeviceApi: the concept requires each member") {
     CHECK_NEEDS(DeviceApi, DeviceArchetype, try_reserve);
     CHECK_NEEDS(DeviceApi, DeviceArchetype, release);
     CHECK_NEEDS(DeviceApi, DeviceArchetype, try_allocate_pinned);
@@ -84,7 +84,7 @@ TEST_SUITE("device_api") {
     CHECK_REFUSES(DeviceApi, DeviceArchetype, void release(void*, std::size_t));  // may throw
   }
 
-  TEST_CASE("VirtualMemoryApi: each member is asked for") {
+  TEST_CASE("VirtualMemoryApi: the concept requires each member") {
     CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, granularity_bytes);
     CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, reserve_address);
     CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, free_address);
@@ -95,7 +95,7 @@ TEST_SUITE("device_api") {
     CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, copy);
   }
 
-  TEST_CASE("DeviceApi: a member of another signature is refused") {
+  TEST_CASE("DeviceApi: a member with a wrong signature is refused") {
     CHECK_REFUSES(DeviceApi, DeviceArchetype, bool try_reserve(std::size_t));
     CHECK_REFUSES(DeviceApi, DeviceArchetype, void* try_allocate_pinned(std::size_t));
     CHECK_REFUSES(DeviceApi, DeviceArchetype, void free_pinned(void*, std::size_t));  // may throw
@@ -114,7 +114,7 @@ TEST_SUITE("device_api") {
     CHECK_REFUSES(DeviceApi, DeviceArchetype, std::int64_t clock_ns() const noexcept);
   }
 
-  TEST_CASE("VirtualMemoryApi: a member of another signature is refused") {
+  TEST_CASE("VirtualMemoryApi: a member with a wrong signature is refused") {
     using Physical = HostPagedApi::physical_type;
     CHECK_REFUSES(VirtualMemoryApi, HostPagedApi, std::size_t granularity_bytes() const);
     CHECK_REFUSES(VirtualMemoryApi, HostPagedApi, void free_address(void*, std::size_t));

@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <span>
 
-// Which abilities the library's devices have, and what does not count as one: each device below
-// misses an ability by one thing.
+// Which optional concepts the library's devices model. Each device below fails one of these
+// concepts in one requirement.
 
 namespace {
 
@@ -176,7 +176,7 @@ static_assert(!ForkingApi<ForkInTheChildMayThrow>);
 
 }  // namespace
 
-TEST_CASE("The library's devices have the abilities that are theirs") {
+TEST_CASE("Device concepts: which ones each device of the library models") {
   CHECK((BatchCopyApi<SimApi> && BatchCopyApi<SteppedSimApi> && BatchCopyApi<ModelApi>));
   CHECK((!BatchCopyApi<HostApi>));
   CHECK((VirtualMemoryApi<SimApi> && VirtualMemoryApi<HostPagedApi>));

@@ -52,7 +52,7 @@ static_assert(!EvictionPolicy<NotMovable<LruEviction>> && !EvictionPolicy<NeedsA
 }  // namespace
 
 TEST_SUITE("eviction") {
-  TEST_CASE("EvictionPolicy: each member is asked for") {
+  TEST_CASE("EvictionPolicy: the concept requires each member") {
     CHECK_NEEDS(EvictionPolicy, EvictionArchetype, on_insert);
     CHECK_NEEDS(EvictionPolicy, EvictionArchetype, on_access);
     CHECK_NEEDS(EvictionPolicy, EvictionArchetype, on_erase);
@@ -65,7 +65,7 @@ TEST_SUITE("eviction") {
     CHECK_NEEDS(SpeculativeEvictionPolicy, SpeculativeEvictionArchetype, may_return);
   }
 
-  TEST_CASE("EvictionPolicy: what may throw, fail to find or change by a query is refused") {
+  TEST_CASE("EvictionPolicy: members that lack noexcept, const or an optional result are refused") {
     CHECK_REFUSES(EvictionPolicy, LruEviction, void on_access(BlockId, Use));
     CHECK_REFUSES(EvictionPolicy, LruEviction, void on_erase(BlockId));
     CHECK_REFUSES(EvictionPolicy, LruEviction, std::optional<BlockId> victim(std::size_t, Inspect));

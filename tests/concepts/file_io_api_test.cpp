@@ -110,7 +110,7 @@ static_assert(!FileIoApi<Makes<int>>);
 }  // namespace
 
 TEST_SUITE("file_io_api") {
-  TEST_CASE("FileIoApi: a pool needs no more of its file calls than the concept asks") {
+  TEST_CASE("FileIoApi: a pool runs on file calls that have only what the concept requires") {
     TemporaryFolder folder;
     SimApi device;
     StreamOrder<SimApi> order{device};

@@ -29,7 +29,7 @@ static_assert(!FitPolicy<FitVisitsByReference>, "it is called with temporaries")
 }  // namespace
 
 TEST_SUITE("fit") {
-  TEST_CASE("FitPolicy: each member is asked for, and may not throw") {
+  TEST_CASE("FitPolicy: the concept requires each member, as noexcept") {
     CHECK_NEEDS(FitPolicy, FitArchetype, insert);
     CHECK_NEEDS(FitPolicy, FitArchetype, erase);
     CHECK_NEEDS(FitPolicy, FitArchetype, resize);
@@ -44,7 +44,8 @@ TEST_SUITE("fit") {
 
   TEST_CASE_TEMPLATE_INVOKE(fit_policy_contract, BestFit, SegregatedFit);
 
-  TEST_CASE_TEMPLATE("FitPolicy: shows the largest ranges first", P, BestFit, SegregatedFit) {
+  TEST_CASE_TEMPLATE(
+      "FitPolicy: visit_large visits the largest ranges first", P, BestFit, SegregatedFit) {
     testing::CheckedFit<P> index{10'000};
     for (std::uint32_t size = 1; size <= 100; ++size) {
       index.insert(10 * size);

@@ -22,7 +22,7 @@ using spillway::Residency;
 using spillway::test::LeaseArchetype;
 using spillway::test::PagerArchetype;
 
-// Everything that these templates use is promised by the concept.
+// These templates use only what the concept requires.
 template class spillway::SwappableBuffer<PagerArchetype>;
 template class spillway::SwappableTensor<float, 2, PagerArchetype>;
 template class spillway::ReadLease<LeaseArchetype>;
@@ -34,7 +34,7 @@ static_assert(BlockLease<spillway::Lease<PagerArchetype>>);
 static_assert(Pager<PagerArchetype>);
 static_assert(Pager<spillway::DeviceAllocator<>>);
 
-// A lease that lacks one thing is none.
+// A type that lacks one requirement is not a lease.
 struct CopiedLease : LeaseArchetype {
   CopiedLease() = default;
   CopiedLease(CopiedLease const&) : LeaseArchetype{} {}
@@ -66,7 +66,7 @@ struct NoEmpty : LeaseArchetype {
 };
 static_assert(!BlockLease<NoEmpty>);
 
-// A pager that lacks one thing is none.
+// A type that lacks one requirement is not a pager.
 static_assert(!Pager<int>);
 struct NoStream : PagerArchetype {
   struct stream_type {
@@ -122,7 +122,8 @@ static_assert(!Pager<NoCopyToHost>);
 }  // namespace
 
 TEST_SUITE("concepts") {
-  TEST_CASE("Pager: a buffer and a tensor work on a pager that has nothing more") {
+  TEST_CASE(
+      "Pager: a buffer and a tensor work on a pager that has only what the concept requires") {
     PagerArchetype pager{0};
     PagerArchetype::stream_type const stream{0};
     auto tensor = spillway::make_tensor<float>(pager, {2, 3});

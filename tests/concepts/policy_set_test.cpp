@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a bundle of policies has to name, and that an allocator asks no more of them than their
-// concepts do.
+// What a set of policies must name, and that an allocator uses only what their concepts require.
 #include <spillway/concepts/observer.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/device/sim/sim_api.hpp>
@@ -25,7 +24,7 @@ using namespace spillway::test;
 static_assert(Observer<ObserverArchetype> && LockPolicy<LockArchetype>);
 static_assert(PolicySet<PoliciesArchetype>);
 
-// One bundle for each alias, with a type that is no model.
+// For each alias, a set in which that alias is not a model of its concept.
 struct BadDevice : PoliciesArchetype {
   using device = ObserverArchetype;
 };
@@ -104,7 +103,7 @@ struct SpeculativePolicies : PoliciesArchetype {
 }  // namespace
 
 TEST_SUITE("policy_set") {
-  TEST_CASE("Observer and LockPolicy: each member is asked for") {
+  TEST_CASE("Observer and LockPolicy: the concepts require each member") {
     CHECK_NEEDS(Observer, ObserverArchetype, is_enabled);
     CHECK_NEEDS(Observer, ObserverArchetype, on_record);
     CHECK_REFUSES(Observer, ObserverArchetype, void on_record(Record const&));  // may throw
@@ -114,7 +113,7 @@ TEST_SUITE("policy_set") {
     CHECK_REFUSES(LockPolicy, LockArchetype, void try_lock());
   }
 
-  TEST_CASE("DeviceAllocator: it needs no more than the concepts of its policies promise") {
+  TEST_CASE("DeviceAllocator: uses only what the concepts of its policies require") {
     check_that_it_runs<PoliciesArchetype>();
     check_that_it_runs<SpeculativePolicies>();
   }

@@ -34,7 +34,7 @@ static_assert(!PrefetchPolicy<PrefetchVisitsByReference>, "it is called with tem
 }  // namespace
 
 TEST_SUITE("prefetch") {
-  TEST_CASE("PrefetchPolicy: each member is asked for") {
+  TEST_CASE("PrefetchPolicy: the concept requires each member") {
     CHECK_NEEDS(PrefetchPolicy, PrefetchArchetype, on_create);
     CHECK_NEEDS(PrefetchPolicy, PrefetchArchetype, on_access);
     CHECK_NEEDS(PrefetchPolicy, PrefetchArchetype, on_destroy);
@@ -43,7 +43,7 @@ TEST_SUITE("prefetch") {
     CHECK_NEEDS(PrefetchPolicy, PrefetchArchetype, max_inflight_bytes);
   }
 
-  TEST_CASE("PrefetchPolicy: what may throw, or changes by naming candidates, is refused") {
+  TEST_CASE("PrefetchPolicy: members that may throw, or a query that is not const, are refused") {
     CHECK_REFUSES(PrefetchPolicy, NoPrefetch, void on_access(BlockId, Use));
     CHECK_REFUSES(PrefetchPolicy, NoPrefetch, void on_destroy(BlockId));
     CHECK_REFUSES(PrefetchPolicy, NoPrefetch, void on_step());
@@ -54,7 +54,7 @@ TEST_SUITE("prefetch") {
 
   TEST_CASE_TEMPLATE_INVOKE(prefetch_policy_contract, NoPrefetch, ScheduleLookahead, ReverseOrder);
 
-  TEST_CASE("NoPrefetch: nothing is ever wanted") {
+  TEST_CASE("NoPrefetch: never names a candidate") {
     PrefetchRig<NoPrefetch> rig{4};
     rig.begin();
     rig.use(0);

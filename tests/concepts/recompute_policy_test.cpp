@@ -22,14 +22,14 @@ static_assert(!RecomputePolicy<spillway::test::NotMovable<NoRecompute>>);
 }  // namespace
 
 TEST_SUITE("recompute_policy") {
-  TEST_CASE("RecomputePolicy: each member is asked for") {
+  TEST_CASE("RecomputePolicy: the concept requires each member") {
     CHECK_NEEDS(RecomputePolicy, RecomputeArchetype, on_step);
     CHECK_NEEDS(RecomputePolicy, RecomputeArchetype, prefers_recompute);
     CHECK_NEEDS(RecomputePolicy, RecomputeArchetype, plan_share);
     CHECK_NEEDS(RecomputePolicy, RecomputeArchetype, wants_recipes);
   }
 
-  TEST_CASE("RecomputePolicy: what may throw, or changes by being asked, is refused") {
+  TEST_CASE("RecomputePolicy: members that may throw, or a query that is not const, are refused") {
     CHECK_REFUSES(RecomputePolicy, NoRecompute, void on_step(double, std::size_t));
     CHECK_REFUSES(RecomputePolicy, NoRecompute, bool prefers_recompute(RecomputeCosts) const);
     CHECK_REFUSES(RecomputePolicy, NoRecompute, bool prefers_recompute(RecomputeCosts) noexcept);
@@ -45,7 +45,7 @@ TEST_SUITE("recompute_policy") {
                             AlwaysRecompute,
                             RecomputeArchetype);
 
-  TEST_CASE("NoRecompute: a copy is preferred, whatever it takes") {
+  TEST_CASE("NoRecompute: always prefers a copy, whatever it costs") {
     CHECK_FALSE(NoRecompute{}.prefers_recompute({.copy_ns = 1e9, .recompute_ns = 0}));
   }
 }

@@ -20,7 +20,7 @@ using spillway::detail::square_root;
 
 namespace {
 
-/// As slowly as it can be said: shorten the number to its leading bits, and count by how much.
+/// A simple, slow definition: shorten the number to its leading bits, and count the bits removed.
 template <unsigned SplitBits>
 std::uint32_t slow_class_of(std::uint32_t size) {
   std::uint32_t rest = 0;
@@ -54,13 +54,13 @@ TEST_SUITE("bits") {
     CHECK(size_class_of<3>(std::uint32_t{0}) == 0);
   }
 
-  TEST_CASE("size_class_of: sizes of one class differ by less than one part in 2^SplitBits") {
+  TEST_CASE("size_class_of: sizes of one class differ by less than 1/2^SplitBits") {
     for (std::uint32_t size = 1; size < 100'000; ++size) {
       REQUIRE(size_class_of<6>(size) < size_class_of<6>(size + size / 64 + 1));
     }
   }
 
-  TEST_CASE("next_bit, previous_bit: the nearest bit that is set, or the number of all bits") {
+  TEST_CASE("next_bit, previous_bit: finds the nearest set bit, or returns the number of bits") {
     constexpr std::size_t bits = 192;
     std::set<std::size_t> const all_set{0, 1, 62, 63, 64, 100, 130, 191};
     for (std::size_t const dropped : {bits, std::size_t{0}, std::size_t{64}, std::size_t{191}}) {
@@ -81,7 +81,7 @@ TEST_SUITE("bits") {
     CHECK(previous_bit(none, 128) == 128);
   }
 
-  TEST_CASE("square_root: the largest number whose square is not larger") {
+  TEST_CASE("square_root: returns the largest number whose square is not larger") {
     for (std::uint64_t root = 0; root < 1000; ++root) {
       CHECK(square_root(root * root) == root);
       CHECK(square_root(root * root + 2 * root) == root);
@@ -106,7 +106,8 @@ TEST_SUITE("bits") {
     CHECK(pair.value() == of(two));
   }
 
-  TEST_CASE("mix_bits: the first numbers of SplitMix64, and half of the bits change with one bit") {
+  TEST_CASE(
+      "mix_bits: matches SplitMix64, and flipping one input bit changes half of the output bits") {
     CHECK(mix_bits(0) == 0xE220A8397B1DCDAFU);
     CHECK(mix_bits(0x9E3779B97F4A7C15U) == 0x6E789E6AA1B965F4U);
     std::set<std::uint32_t> high_halves;

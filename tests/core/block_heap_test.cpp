@@ -55,7 +55,7 @@ TEST_SUITE("core") {
     CHECK(!heap.contains(make_block_id(7, 2)));
   }
 
-  TEST_CASE("BlockHeap: refused blocks are passed over and stay") {
+  TEST_CASE("BlockHeap: refused blocks are skipped and stay in the heap") {
     BlockHeap<Key> heap;
     for (std::uint32_t i = 0; i < 20; ++i) {
       heap.insert(block(i), {i});
@@ -70,7 +70,7 @@ TEST_SUITE("core") {
     CHECK(std::is_sorted(keys.begin(), keys.end()));
   }
 
-  TEST_CASE("BlockHeap: a key that is put right while choosing counts") {
+  TEST_CASE("BlockHeap: a key that the caller corrects during best() is used from then on") {
     BlockHeap<Key> heap;
     heap.insert(block(1), {1});
     heap.insert(block(2), {2});
@@ -86,7 +86,7 @@ TEST_SUITE("core") {
     CHECK(drain(heap) == std::vector<std::uint64_t>{2, 3, 5});
   }
 
-  TEST_CASE("BlockHeap: near the best come the best and others, no more than asked for") {
+  TEST_CASE("BlockHeap: near_best visits the best block and others, up to the requested number") {
     BlockHeap<Key> heap;
     for (std::uint32_t i = 0; i < 100; ++i) {
       heap.insert(block(i), {100 - i});
@@ -103,7 +103,7 @@ TEST_SUITE("core") {
     CHECK(seen.front() == 1);
   }
 
-  TEST_CASE("BlockHeap: it agrees with a sorted map under random changes") {
+  TEST_CASE("BlockHeap: agrees with a sorted map under random changes") {
     std::uint64_t const seed = 987654321;
     INFO("seed ", seed);
     std::mt19937_64 random{seed};

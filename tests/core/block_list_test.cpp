@@ -51,7 +51,7 @@ TEST_SUITE("core") {
     CHECK(!order.is_empty());
   }
 
-  TEST_CASE("BlockList: a block of another generation is another block") {
+  TEST_CASE("BlockList: an id with another generation is another block") {
     BlockList order;
     order.reserve(block(2));
     order.push_back(make_block_id(2, 2));
@@ -62,7 +62,7 @@ TEST_SUITE("core") {
     CHECK(!order.contains(BlockId{}));
   }
 
-  TEST_CASE("BlockList: cleared, it is empty and can be used again") {
+  TEST_CASE("BlockList: after clear() it is empty and can be used again") {
     BlockList order;
     order.reserve(block(9));
     order.push_back(block(9));
@@ -74,7 +74,7 @@ TEST_SUITE("core") {
     CHECK(forwards(order) == std::vector{block(1)});
   }
 
-  TEST_CASE("BlockList: it agrees with a list under random changes") {
+  TEST_CASE("BlockList: agrees with a list under random changes") {
     std::uint64_t const seed = 20240607;
     INFO("seed ", seed);
     std::mt19937_64 random{seed};

@@ -20,7 +20,7 @@ using Table = detail::BlockTable<int>;
 }  // namespace
 
 TEST_SUITE("block_table") {
-  TEST_CASE("BlockTable: indices are dense, and an index is used again under another id") {
+  TEST_CASE("BlockTable: indices are dense, and a reused index gives a new id") {
     Table table;
     BlockId const a = table.emplace(1);
     BlockId const b = table.emplace(2);
@@ -35,7 +35,7 @@ TEST_SUITE("block_table") {
     CHECK(*table.find(c) == 3);
   }
 
-  TEST_CASE("BlockTable: ids that were never given out name nothing") {
+  TEST_CASE("BlockTable: ids that were never assigned are unknown") {
     Table table;
     CHECK(table.find(BlockId{}) == nullptr);
     BlockId const id = table.emplace(1);
@@ -46,7 +46,7 @@ TEST_SUITE("block_table") {
     CHECK(std::as_const(table).find(id) == table.find(id));
   }
 
-  TEST_CASE("BlockTable: ids of tables that begin with different generations are not mixed up") {
+  TEST_CASE("BlockTable: tables with different first generations do not accept each other's ids") {
     Table first{1000};
     Table second{2000};
     for (int i = 0; i < 300; ++i) {  // more than are allocated at a time
@@ -57,7 +57,7 @@ TEST_SUITE("block_table") {
     }
   }
 
-  TEST_CASE("BlockTable: a record stays where it is while the table grows") {
+  TEST_CASE("BlockTable: records do not move when the table grows") {
     Table table;
     BlockId const id = table.emplace(7);
     int const* const record = table.find(id);
@@ -68,7 +68,7 @@ TEST_SUITE("block_table") {
     CHECK(*record == 7);
   }
 
-  TEST_CASE("BlockTable: it knows what a map knows, whatever comes and goes") {
+  TEST_CASE("BlockTable: agrees with a map under random insertions and removals") {
     for (std::uint64_t seed = 1; seed <= 5; ++seed) {
       CAPTURE(seed);
       std::mt19937_64 random{seed};

@@ -13,7 +13,7 @@ using namespace spillway;
 
 namespace {
 
-/// The text of what `call` throws.
+/// The message of the exception that `call` throws.
 template <class Call>
 std::string text_of(Call call) {
   try {
@@ -24,7 +24,7 @@ std::string text_of(Call call) {
   return {};
 }
 
-/// How a text begins that names a line of this file.
+/// The beginning of a message that names this line of this file.
 std::string at(int line) {
   return std::string{__FILE__} + ":" + std::to_string(line) + ": ";
 }
@@ -40,14 +40,14 @@ void take_positive(int number) {
 }  // namespace
 
 TEST_SUITE("error") {
-  TEST_CASE("expects: a broken precondition names its place and the function that was called") {
+  TEST_CASE("expects: a broken precondition names its line and the function that was called") {
     CHECK_NOTHROW(take_positive(1));
     std::string const text = text_of([] { take_positive(0); });
     CHECK(begins(text, std::string{__FILE__} + ":"));
     CHECK(text.find(": take_positive: the number must be positive") != std::string::npos);
   }
 
-  TEST_CASE("expects: buffers and tensors name the line of the program that called them") {
+  TEST_CASE("expects: errors of buffers and tensors name the calling line of the program") {
     support::SmallBench bench{support::small_options(65536)};
     auto& memory = bench.allocator;
     auto const stream = bench.stream;

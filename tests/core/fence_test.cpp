@@ -17,7 +17,7 @@ Ticket on(unsigned stream, std::uint64_t sequence) {
   return {StreamIndex{static_cast<std::uint16_t>(stream)}, sequence};
 }
 
-/// Whether whoever waits for `fence` waits for `ticket`, too.
+/// Whether waiting for `fence` includes waiting for `ticket`.
 bool covers(Fence const& fence, Ticket ticket) {
   return std::any_of(fence.tickets().begin(), fence.tickets().end(), [&](Ticket mine) {
     return (mine.stream() == ticket.stream() || mine.stream() == StreamIndex::every) &&
@@ -28,7 +28,7 @@ bool covers(Fence const& fence, Ticket ticket) {
 }  // namespace
 
 TEST_SUITE("fence") {
-  TEST_CASE("Ticket: gives back its stream and its number, up to the last one there is") {
+  TEST_CASE("Ticket: returns its stream and its number, up to the largest values") {
     CHECK(Ticket{}.is_none());
     Ticket const last = on(255, (std::uint64_t{1} << 48U) - 1);
     CHECK(last.stream() == StreamIndex{255});
@@ -37,7 +37,7 @@ TEST_SUITE("fence") {
     CHECK(Ticket::everything().sequence() == last.sequence());
   }
 
-  TEST_CASE("Fence: of one stream only the latest ticket counts") {
+  TEST_CASE("Fence: keeps only the latest ticket of each stream") {
     Fence fence{on(3, 7)};
     fence.add(on(3, 5));
     fence.add(Ticket{});
@@ -48,7 +48,7 @@ TEST_SUITE("fence") {
     CHECK(fence.is_empty());
   }
 
-  TEST_CASE("Fence: never waits for less than was added, nor for later work where four suffice") {
+  TEST_CASE("Fence: always covers the tickets added; with at most four streams it covers no more") {
     constexpr std::uint64_t seed = 71;
     MESSAGE("seed ", seed);
     std::mt19937_64 random{seed};

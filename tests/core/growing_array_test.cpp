@@ -18,7 +18,7 @@ struct Pair {
 }  // namespace
 
 TEST_SUITE("growing_array") {
-  TEST_CASE("GrowingArray: starts with as many records as it is told to, all at their defaults") {
+  TEST_CASE("GrowingArray: starts with the requested number of default records") {
     GrowingArray<Pair> const none{0};
     GrowingArray<Pair> const some{3};
 
@@ -28,7 +28,7 @@ TEST_SUITE("growing_array") {
     CHECK(some[2].second == 9);
   }
 
-  TEST_CASE("GrowingArray: records keep their values while it grows beyond where pages are moved") {
+  TEST_CASE("GrowingArray: records keep their values when growth moves pages") {
     GrowingArray<std::uint64_t> array{1};
     constexpr std::size_t many = std::size_t{1} << 21U;  // 16 MiB
     for (std::size_t i = 1; i < many; ++i) {

@@ -11,7 +11,7 @@ using namespace spillway;
 using namespace spillway::detail;
 
 TEST_SUITE("host_mapping") {
-  TEST_CASE("HostMapping: memory can be written from end to end and starts at zero") {
+  TEST_CASE("HostMapping: memory starts at zero and is writable to its end") {
     HostMapping const mapping = HostMapping::try_map(1_MiB + 1, -1);
     REQUIRE(mapping.data() != nullptr);
 
@@ -22,13 +22,13 @@ TEST_SUITE("host_mapping") {
     CHECK_FALSE(mapping.is_bound());
   }
 
-  TEST_CASE("HostMapping: what the system cannot give is an empty mapping") {
+  TEST_CASE("HostMapping: a request that the system cannot satisfy gives an empty mapping") {
     HostMapping const mapping = HostMapping::try_map(std::size_t{1} << 62U, -1);
 
     CHECK(mapping.data() == nullptr);
   }
 
-  TEST_CASE("HostMapping: a node that does not exist is no reason to fail") {
+  TEST_CASE("HostMapping: a NUMA node that does not exist is not an error") {
     for (int const node : {1023, 1024, 1 << 30}) {
       HostMapping const mapping = HostMapping::try_map(4096, node);
 
@@ -37,7 +37,7 @@ TEST_SUITE("host_mapping") {
     }
   }
 
-  TEST_CASE("HostMapping: moving hands the memory on") {
+  TEST_CASE("HostMapping: a move transfers the memory") {
     HostMapping first = HostMapping::try_map(4096, -1);
     std::byte* const data = first.data();
 

@@ -45,7 +45,7 @@ TEST_SUITE("sort") {
     }
   }
 
-  TEST_CASE("sort_runs: compares each item a few times where there are a few runs") {
+  TEST_CASE("sort_runs: needs few comparisons for each item when there are few runs") {
     constexpr int count = 10'000;
     std::vector<int> numbers(count);
     for (int i = 0; i < count; ++i) {

@@ -8,7 +8,7 @@
 using namespace spillway;
 
 TEST_SUITE("stats") {
-  TEST_CASE("Tally: what another one counted is added") {
+  TEST_CASE("Tally: adding another tally adds its counts") {
     Tally tally{.count = 2, .bytes = 30};
 
     tally.add(Tally{.count = 5, .bytes = 700});
@@ -16,7 +16,8 @@ TEST_SUITE("stats") {
     CHECK(tally == Tally{.count = 7, .bytes = 730});
   }
 
-  TEST_CASE("Stats: evictions are told by reason, for several reasons and for all of them") {
+  TEST_CASE(
+      "Stats: evictions are counted by reason, and can be summed over several or all reasons") {
     Stats stats;
     std::uint64_t number = 1;
     for (Tally& tally : stats.evictions) {  // a decimal place of its own for each reason

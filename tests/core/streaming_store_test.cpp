@@ -10,7 +10,7 @@
 using namespace spillway::detail;
 
 TEST_SUITE("streaming_store") {
-  TEST_CASE("copy_streaming: copies what memcpy would, at any size and alignment") {
+  TEST_CASE("copy_streaming: gives the result of memcpy at any size and alignment") {
     constexpr std::size_t room = 40'000;
     std::vector<std::byte> source(room);
     for (std::size_t i = 0; i < room; ++i) {
@@ -36,7 +36,7 @@ TEST_SUITE("streaming_store") {
     }
   }
 
-  TEST_CASE("is_streamable: only for much, at an address that such stores can write") {
+  TEST_CASE("is_streamable: true only for large copies to a suitably aligned address") {
     alignas(streaming_unit_bytes) std::byte aligned[2 * streaming_unit_bytes] = {};
     CHECK_FALSE(is_streamable(aligned + 1, 1U << 20U));
     CHECK_FALSE(is_streamable(aligned, 64));

@@ -13,14 +13,14 @@ using spillway::TensorView;
 static_assert(std::is_trivially_copyable_v<TensorView<float, 3>>, "kernels take it by value");
 static_assert(TensorView<float, 3>::rank() == 3);
 static_assert(std::is_same_v<TensorView<float const, 1>::element_type, float const>);
-// One index a dimension, no more and no fewer.
+// Exactly one index for each dimension.
 static_assert(std::is_invocable_v<TensorView<int, 2>, int, std::size_t>);
 static_assert(!std::is_invocable_v<TensorView<int, 2>, int>);
 static_assert(!std::is_invocable_v<TensorView<int, 2>, int, int, int>);
 static_assert(!std::is_invocable_v<TensorView<int, 1>, char const*>);
 
 TEST_SUITE("tensor_view") {
-  TEST_CASE("TensorView: an index names the element that the strides say") {
+  TEST_CASE("TensorView: an index selects the element that the strides give") {
     std::array<int, 24> data{};
     std::iota(data.begin(), data.end(), 0);
     TensorView<int, 3> const rows{data.data(), {2, 3, 4}, {12, 4, 1}};
@@ -36,7 +36,7 @@ TEST_SUITE("tensor_view") {
     }
   }
 
-  TEST_CASE("TensorView: it tells its extents, strides, size and place") {
+  TEST_CASE("TensorView: reports its extents, strides, size and address") {
     std::array<double, 24> data{};
     TensorView<double, 2> const view{data.data(), {3, 5}, {8, 1}};
 
@@ -48,7 +48,7 @@ TEST_SUITE("tensor_view") {
     CHECK(view.data_handle() == data.data());
   }
 
-  TEST_CASE("TensorView: without dimensions it is one element") {
+  TEST_CASE("TensorView: without dimensions it has one element") {
     int only = 7;
     TensorView<int, 0> const view{&only, {}, {}};
 
@@ -57,7 +57,7 @@ TEST_SUITE("tensor_view") {
     CHECK(only == 8);
   }
 
-  TEST_CASE("TensorView: it can be used while programs are compiled") {
+  TEST_CASE("TensorView: can be used in constant expressions") {
     constexpr auto sum = [] {
       std::array<int, 4> data{1, 2, 3, 4};
       TensorView<int, 2> const view{data.data(), {2, 2}, {2, 1}};

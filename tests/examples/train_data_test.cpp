@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 using beyond::DataError;
 using beyond::load_dataset;
 
-/// A folder of our own that goes with us.
+/// A temporary folder, removed by the destructor.
 class Folder {
  public:
   Folder() {
@@ -57,7 +57,7 @@ void write_mnist(Folder const& folder) {
   folder.write("t10k-labels-idx1-ubyte", idx({1}, std::string{"\x05", 1}));
 }
 
-/// The complaint about `path`.
+/// The error message for `path`.
 std::string complaint(fs::path const& path) {
   try {
     static_cast<void>(load_dataset(path));
@@ -74,7 +74,7 @@ bool has(std::string const& text, std::string const& part) {
 }  // namespace
 
 TEST_SUITE("train_beyond_memory data") {
-  TEST_CASE("load_dataset: the shipped digits are all there") {
+  TEST_CASE("load_dataset: the digits that come with the example are complete") {
     auto const data = load_dataset(SPILLWAY_EXAMPLE_DIGITS);
 
     CHECK(data.train.count() + data.test.count() == 1797);
@@ -86,7 +86,7 @@ TEST_SUITE("train_beyond_memory data") {
     CHECK(data.test.picture(0)[2] == 5.0F / 16);
   }
 
-  TEST_CASE("load_dataset: a CSV file may end without a newline or have lines of another system") {
+  TEST_CASE("load_dataset: a CSV file may lack the last newline or use other line ends") {
     Folder const folder;
     auto const data = load_dataset(folder.write("a.csv", "0,16,1\r\n8,4,2\r\n\n1,2,3"));
 
@@ -95,7 +95,7 @@ TEST_SUITE("train_beyond_memory data") {
     CHECK(data.train.values == std::vector<float>{0.5F, 0.25F, 1.0F / 16, 2.0F / 16});
   }
 
-  TEST_CASE("load_dataset: a bad CSV file is named with the line") {
+  TEST_CASE("load_dataset: the error for a bad CSV file names the file and the line") {
     Folder const folder;
     CHECK(has(complaint(folder.write("a.csv", "1,2,3\n1,x,3\n")), "a.csv: line 2: expected whole"));
     CHECK(
@@ -109,7 +109,7 @@ TEST_SUITE("train_beyond_memory data") {
     CHECK(has(complaint(folder.path() / "none.csv"), "none.csv: there is no such file"));
   }
 
-  TEST_CASE("load_dataset: a folder with the files of MNIST is read as it is") {
+  TEST_CASE("load_dataset: a folder of MNIST files is read unchanged") {
     Folder const folder;
     write_mnist(folder);
 
@@ -125,7 +125,7 @@ TEST_SUITE("train_beyond_memory data") {
     CHECK(data.test.picture(0)[3] == 1.0F);
   }
 
-  TEST_CASE("load_dataset: files named with a dot are found too") {
+  TEST_CASE("load_dataset: files with dots in their names are found, too") {
     Folder const folder;
     write_mnist(folder);
     fs::rename(folder.path() / "t10k-images-idx3-ubyte", folder.path() / "t10k-images.idx3-ubyte");
@@ -133,7 +133,7 @@ TEST_SUITE("train_beyond_memory data") {
     CHECK(load_dataset(folder.path()).test.count() == 1);
   }
 
-  TEST_CASE("load_dataset: a bad IDX file is named") {
+  TEST_CASE("load_dataset: the error for a bad IDX file names the file") {
     Folder const folder;
     std::string const name = "train-images-idx3-ubyte";
     auto const with = [&](std::string const& bytes) {

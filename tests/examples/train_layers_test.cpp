@@ -15,7 +15,7 @@ namespace {
 
 using namespace beyond_test;
 
-/// A matrix on the host, and its product by the book.
+/// A matrix on the host, and its product by the textbook formula.
 struct HostMatrix {
   std::size_t rows;
   std::size_t cols;
@@ -60,7 +60,7 @@ constexpr Shape shapes[] = {{8, 16, 16}, {9, 7, 10}, {4, 5, 19}, {3, 2, 1}};
 }  // namespace
 
 TEST_SUITE("train_beyond_memory layers") {
-  TEST_CASE("linear: is the product by the book, whatever the shape") {
+  TEST_CASE("linear: agrees with the textbook product at any shape") {
     for (Shape const& shape : shapes) {
       auto const rows = shape.rows;
       auto const inputs = shape.inputs;
@@ -101,7 +101,7 @@ TEST_SUITE("train_beyond_memory layers") {
     }
   }
 
-  TEST_CASE_TEMPLATE("MultiplyTile: is the product by the book, however work is cut",
+  TEST_CASE_TEMPLATE("MultiplyTile: agrees with the textbook product, however the work is divided",
                      Tiling,
                      beyond::HostTiling,
                      beyond::CudaTiling) {
@@ -125,10 +125,11 @@ TEST_SUITE("train_beyond_memory layers") {
     }
   }
 
-  TEST_CASE_TEMPLATE("MultiplyTile, TransposeTile, SumColumns: write what is theirs and no more",
-                     Tiling,
-                     beyond::HostTiling,
-                     beyond::CudaTiling) {
+  TEST_CASE_TEMPLATE(
+      "MultiplyTile, TransposeTile, SumColumns: write only their own part of the result",
+      Tiling,
+      beyond::HostTiling,
+      beyond::CudaTiling) {
     constexpr float untouched = -7;
     for (Shape const& shape : shapes) {
       auto const rows = shape.rows;
@@ -170,7 +171,7 @@ TEST_SUITE("train_beyond_memory layers") {
     }
   }
 
-  TEST_CASE("linear: its gradients are those of finite differences") {
+  TEST_CASE("linear: gradients agree with finite differences") {
     for (Shape const& shape : shapes) {
       auto const rows = shape.rows;
       auto const inputs = shape.inputs;
@@ -215,7 +216,7 @@ TEST_SUITE("train_beyond_memory layers") {
     }
   }
 
-  TEST_CASE("linear_relu: what it made is made again, in the same bits") {
+  TEST_CASE("linear_relu: a recomputed result is identical bit for bit") {
     Bench bench{std::size_t{1} << 20U, true};
     auto& session = bench.session();
     auto const x = bench.tensor(8, 16, random_values<double>(8 * 16, 1));
@@ -232,7 +233,7 @@ TEST_SUITE("train_beyond_memory layers") {
     CHECK(session.allocator().stats().swap_outs.count == 0);
   }
 
-  TEST_CASE("relu_gradient: is that of finite differences") {
+  TEST_CASE("relu_gradient: agrees with finite differences") {
     Bench bench;
     auto& session = bench.session();
     auto const x = random_values<double>(40, 5);
@@ -257,7 +258,7 @@ TEST_SUITE("train_beyond_memory layers") {
     });
   }
 
-  TEST_CASE("normalize: rows get mean 0 and variance 1, and their gradient is added") {
+  TEST_CASE("normalize: rows get mean 0 and variance 1, and the gradient is accumulated") {
     constexpr std::size_t rows = 5;
     constexpr std::size_t cols = 12;
     Bench bench;
@@ -292,7 +293,7 @@ TEST_SUITE("train_beyond_memory layers") {
     });
   }
 
-  TEST_CASE("softmax_loss: its gradient is that of finite differences") {
+  TEST_CASE("softmax_loss: gradient agrees with finite differences") {
     constexpr std::size_t rows = 6;
     constexpr std::size_t classes = 4;
     Bench bench;
@@ -312,8 +313,8 @@ TEST_SUITE("train_beyond_memory layers") {
     });
   }
 
-  TEST_CASE(
-      "softmax_loss: is the logarithm of the classes where all are equal, and never overflows") {
+  TEST_CASE("softmax_loss: equal logits give the logarithm of the number of classes, and nothing "
+            "overflows") {
     Bench bench;
     auto& session = bench.session();
     auto const labels = bench.tensor<std::int32_t>(2, 1, {1, 0});
@@ -329,7 +330,7 @@ TEST_SUITE("train_beyond_memory layers") {
     CHECK(session.values_sync(loss).front() == 0.0F);
   }
 
-  TEST_CASE("find_correct: marks the rows whose highest logit is the label's") {
+  TEST_CASE("find_correct: marks the rows whose highest logit is at the label") {
     Bench bench;
     auto& session = bench.session();
     auto const logits = bench.tensor<float>(3, 2, {1, 2, 5, -1, 0, 0.5F});

@@ -64,11 +64,11 @@ beyond::TrainingResult train(std::size_t capacity_bytes, bool recomputes = false
 }  // namespace
 
 TEST_SUITE("train_beyond_memory network") {
-  TEST_CASE("Network: every gradient is that of finite differences of the loss") {
+  TEST_CASE("Network: every gradient agrees with finite differences of the loss") {
     Bench bench;
     auto& session = bench.session();
     beyond::Network<TestSession, double> network{session, small, 17};
-    // Biases start at 0, where a weight's own derivative may vanish; move everything off there.
+    // Biases start at 0, where derivatives of weights may vanish, so all values are shifted.
     std::uint64_t seed = 100;
     std::size_t parameters = 0;
     network.for_each_parameter([&](auto& parameter) {
@@ -97,7 +97,7 @@ TEST_SUITE("train_beyond_memory network") {
     }
   }
 
-  TEST_CASE("Trainer: learns, and learns the same bit for bit where little memory is left") {
+  TEST_CASE("Trainer: learns, and gives identical bits when little memory is left") {
     beyond::TrainingResult const free = train(std::size_t{1} << 20U);
     REQUIRE(free.stats.swap_outs.count == 0);
     auto const peak = static_cast<std::size_t>(free.stats.allocated.bytes.peak);

@@ -47,7 +47,7 @@ TEST_SUITE("train_beyond_memory report") {
     CHECK(judge(report_of({failed(true), completed()}), true) == Verdict::out_of_memory);
   }
 
-  TEST_CASE("judge: a run that differs is wrong, with swapping or without") {
+  TEST_CASE("judge: a run with a different result is wrong, with swapping or without") {
     for (bool const swapping : {false, true}) {
       auto different = completed();
       different.swapping = swapping;
@@ -56,19 +56,19 @@ TEST_SUITE("train_beyond_memory report") {
     }
   }
 
-  TEST_CASE("judge: too low an accuracy is wrong if it is judged") {
+  TEST_CASE("judge: too low an accuracy is wrong if accuracy is judged") {
     auto poor = completed();
     poor.result.test_accuracy = 0.94;
     CHECK(judge(report_of({poor}), true) == Verdict::wrong);
     CHECK(judge(report_of({poor}), false) == Verdict::good);
   }
 
-  TEST_CASE("epoch_losses: are the means of equal parts") {
+  TEST_CASE("epoch_losses: gives the means of equal parts") {
     CHECK(beyond::epoch_losses(completed().result.step_losses, 2) ==
           std::vector<double>{1.5, 0.375});
   }
 
-  TEST_CASE("print_json: what a run that failed cannot know is null") {
+  TEST_CASE("print_json: values that a failed run does not have are null") {
     std::ostringstream out;
     beyond::ExperimentOptions options;
     options.training.epochs = 2;

@@ -57,7 +57,7 @@ struct GpuLoad {
     gpu_test::launch_check(p, n, tag, wrong_bytes.counter(), stream);
   }
   [[nodiscard]] unsigned long long wrong() const { return wrong_bytes.value(); }
-  /// Asked while the last gate is still there.
+  /// Called while the last gate still exists.
   [[nodiscard]] bool is_sound() const { return gate == nullptr || !gate->gave_up(); }
 
   CudaApi device;

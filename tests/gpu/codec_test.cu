@@ -39,7 +39,7 @@ __global__ void check_sparse(float const* from, float tag, unsigned long long* w
 }  // namespace
 
 TEST_SUITE("gpu") {
-  TEST_CASE("CudaZeroBitmap: tensors leave shorter and come back as they were") {
+  TEST_CASE("CudaZeroBitmap: encoded tensors take fewer bytes and come back unchanged") {
     CudaApi device;
     gpu_test::WrongBytes wrong{device};
     {

@@ -27,7 +27,8 @@ TEST_SUITE("gpu") {
   TEST_CASE_TEMPLATE_INVOKE(batch_copy_contract, CudaApiWithCopyKernel);
   TEST_CASE_TEMPLATE_INVOKE(virtual_memory_contract, CudaApiWithCopyKernel);
 
-  TEST_CASE("CudaCopyKernel: blocks that are moved, and small ones that leave, keep their bytes") {
+  TEST_CASE(
+      "CudaCopyKernel: moved blocks, and small blocks that are swapped out, keep their bytes") {
     using Allocator = DeviceAllocator<CudaPolicies>;
     using Buffer = SwappableBuffer<Allocator>;
     CudaApiWithCopyKernel device;

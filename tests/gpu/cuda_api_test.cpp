@@ -40,12 +40,12 @@ TEST_SUITE("gpu") {
     CHECK(cudaPeekAtLastError() == cudaSuccess);
   }
 
-  TEST_CASE("CudaApi: a device that is not there is refused, and nothing is left of the attempt") {
+  TEST_CASE("CudaApi: a device ordinal that does not exist is refused, and leaves no last error") {
     CHECK_THROWS_AS(CudaApi{1 << 20}, CudaError);
     CHECK(cudaPeekAtLastError() == cudaSuccess);
   }
 
-  TEST_CASE("CudaApi: a full device answers with null and works on") {
+  TEST_CASE("CudaApi: a full device gives null and stays usable") {
     CudaApi api;
     CHECK(api.try_reserve(api.memory_info().total_bytes) == nullptr);
     CHECK(cudaPeekAtLastError() == cudaSuccess);
@@ -65,7 +65,7 @@ TEST_SUITE("gpu") {
   }
 
   TEST_CASE_FIXTURE(
-      Gpu, "CudaApi: a function that a worker runs holds up no host function of another stream") {
+      Gpu, "CudaApi: a function on a worker does not delay host functions of another stream") {
     auto const slow = rig.stream();
     auto const other = rig.stream();
     auto const event = rig.event();
@@ -91,7 +91,7 @@ TEST_SUITE("gpu") {
     CHECK(api.is_complete(event));
   }
 
-  TEST_CASE("CudaApi: works on its own device and leaves the thread's one alone") {
+  TEST_CASE("CudaApi: uses its own device and leaves the thread's current device unchanged") {
     int devices = 0;
     REQUIRE(cudaGetDeviceCount(&devices) == cudaSuccess);
     if (devices < 2) {
@@ -112,7 +112,7 @@ TEST_SUITE("gpu") {
     }}.join();
   }
 
-  TEST_CASE("CudaApi: pinned memory is known to CUDA, near a node and anywhere") {
+  TEST_CASE("CudaApi: CUDA knows pinned memory as pinned, near a node and anywhere") {
     CudaApi api;
     for (int const node : {-1, 0, api.numa_node()}) {
       CAPTURE(node);
@@ -128,7 +128,7 @@ TEST_SUITE("gpu") {
   }
 
   TEST_CASE_FIXTURE(
-      Gpu, "CudaApi: a batch copies as its copies would one by one, on every kind of stream") {
+      Gpu, "CudaApi: a batch gives the result of its single copies, on every kind of stream") {
     constexpr std::size_t n = 1000;
     unsigned char* const host = rig.pinned(4 * n);
     unsigned char* const back = rig.pinned(4 * n);
@@ -158,8 +158,9 @@ TEST_SUITE("gpu") {
     }
   }
 
-  TEST_CASE_FIXTURE(
-      Gpu, "CudaApi: calls that take effect at once break no capture, and a batch is captured") {
+  TEST_CASE_FIXTURE(Gpu,
+                    "CudaApi: calls that are not stream-ordered do not break a capture, and a "
+                    "batch is captured") {
     auto const captured = rig.stream();
     auto const other = rig.stream();
     auto const event = rig.event();
@@ -193,7 +194,7 @@ TEST_SUITE("gpu") {
     CHECK(cudaGraphDestroy(graph) == cudaSuccess);
   }
 
-  TEST_CASE("CudaApi: the null stream is one stream only where it is not the thread's own") {
+  TEST_CASE("CudaApi: the null stream counts as one stream unless it is per thread") {
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
     CHECK_FALSE(CudaApi::is_one_stream(nullptr));
 #else
@@ -203,7 +204,7 @@ TEST_SUITE("gpu") {
     CHECK_FALSE(CudaApi::is_one_stream(cudaStreamPerThread));
   }
 
-  // Fails on a device without virtual memory, as it must: nobody would know that it was left out.
+  // Fails on a device without virtual memory on purpose, since a skipped test would go unnoticed.
   TEST_CASE_TEMPLATE_INVOKE(virtual_memory_contract, CudaApi);
   TEST_CASE_TEMPLATE_INVOKE(batch_copy_contract, CudaApi);
 }

@@ -17,7 +17,7 @@ using namespace spillway;
 using namespace spillway::literals;
 
 TEST_SUITE("cufile") {
-  TEST_CASE("CuFileIo: blocks that go out to a file come back as they were") {
+  TEST_CASE("CuFileIo: blocks swapped out to a file come back unchanged") {
     constexpr std::size_t block_bytes = 8_MiB;
     TemporaryFolder folder;
     CudaApi device;

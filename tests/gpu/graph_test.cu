@@ -54,7 +54,8 @@ cudaGraphExec_t capture(cudaStream_t stream, void* from, void* to) {
 }  // namespace
 
 TEST_SUITE("gpu") {
-  TEST_CASE("DeviceAllocator: a graph over leases replays while other blocks swap and move") {
+  TEST_CASE(
+      "DeviceAllocator: a graph over leased buffers replays while other blocks swap and move") {
     CudaApi device;
     WrongBytes wrong{device};
     cudaStream_t const on_graph = device.create_stream();
@@ -110,7 +111,8 @@ TEST_SUITE("gpu") {
     device.destroy_stream(on_others);
   }
 
-  TEST_CASE("DeviceAllocator: on a captured stream only what is at hand may be acquired") {
+  TEST_CASE("DeviceAllocator: on a captured stream only resident blocks without pending waits can "
+            "be acquired") {
     CudaApi device;
     cudaStream_t const captured = device.create_stream();
     {

@@ -57,7 +57,7 @@ struct Fixture {
 }  // namespace
 
 TEST_SUITE("gpu") {
-  TEST_CASE("CudaMemoryResource: memory passes between streams behind the kernels that use it") {
+  TEST_CASE("CudaMemoryResource: memory passes between streams after the kernels that use it") {
     Fixture f;
     Resource resource{f.memory};
     auto const a = f.rig.stream();

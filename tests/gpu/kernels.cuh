@@ -9,16 +9,17 @@
 #include <cstddef>
 #include <cstdint>
 
-// Kernels and the little that tests need around them.
+// Kernels for tests, and helpers to launch them.
 
 namespace gpu_test {
 
-/// What the byte at `i` is when a block was last written with `tag`.
+/// The byte at `i` of a block that was last written with `tag`.
 __host__ __device__ constexpr unsigned char byte_of(std::uint32_t tag, std::size_t i) {
   return static_cast<unsigned char>((tag * 2654435761U + static_cast<std::uint32_t>(i)) >> 7U);
 }
 
-/// Holds its stream up until the flag is set, or for about `limit_ns` so that a wrong test ends.
+/// Holds its stream up until the flag is set, or at most for about `limit_ns`, so that a failing
+/// test ends.
 __global__ void
 await_flag(unsigned const volatile* flag, unsigned volatile* gave_up, std::uint64_t limit_ns) {
   std::uint64_t start = 0;
@@ -42,7 +43,7 @@ __global__ void write_bytes(unsigned char* bytes, std::size_t size_bytes, std::u
   }
 }
 
-/// Counts the bytes that are not as `write_bytes` would have left them.
+/// Counts the bytes that differ from what `write_bytes` writes.
 __global__ void count_wrong(unsigned char const* bytes,
                             std::size_t size_bytes,
                             std::uint32_t tag,
@@ -88,7 +89,7 @@ class WrongBytes {
   ~WrongBytes() { device_->free_pinned(count_, sizeof *count_); }
 
   [[nodiscard]] unsigned long long* counter() const { return count_; }
-  /// Right once the kernels that were given the counter have finished.
+  /// The count; valid once the kernels that add to it have finished.
   [[nodiscard]] unsigned long long value() const { return *count_; }
 
  private:
@@ -96,7 +97,8 @@ class WrongBytes {
   unsigned long long* count_;
 };
 
-/// Holds streams up with a kernel until it is opened. Declare it after what gives the streams back.
+/// Holds streams up with a kernel until the gate is opened. Declare it after the owner of the
+/// streams.
 class KernelGate {
  public:
   explicit KernelGate(spillway::CudaApi& device)

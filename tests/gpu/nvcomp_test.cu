@@ -42,7 +42,7 @@ __global__ void check_weights(float const* from, float tag, unsigned long long* 
 }  // namespace
 
 TEST_SUITE("gpu") {
-  TEST_CASE_TEMPLATE("CudaBytePlanes: weights leave shorter and come back as they were",
+  TEST_CASE_TEMPLATE("CudaBytePlanes: encoded weights take fewer bytes and come back unchanged",
                      Compressor,
                      NvcompAns,
                      NvcompLz4) {

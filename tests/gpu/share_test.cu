@@ -67,7 +67,7 @@ class SharingProgram {
 }  // namespace
 
 TEST_SUITE("gpu") {
-  TEST_CASE("DeviceShare: two programs at work divide the memory, and lose nothing") {
+  TEST_CASE("DeviceShare: two working programs divide the memory and lose no byte") {
     TemporaryFolder folder;
     CudaApi device;
     SharingProgram first{device, folder.path() / "table", 1000};

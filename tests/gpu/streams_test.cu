@@ -30,7 +30,8 @@ TEST_SUITE("gpu") {
     CHECK(cudaPeekAtLastError() == cudaSuccess);
   }
 
-  TEST_CASE_FIXTURE(Gpu, "CudaApi: copies both ways run while a kernel holds another stream up") {
+  TEST_CASE_FIXTURE(
+      Gpu, "CudaApi: copies in both directions run while a kernel holds another stream up") {
     auto const held = rig.stream();
     auto const copying = rig.stream();
     unsigned char* const memory = rig.device_memory(copied_bytes);
@@ -48,7 +49,8 @@ TEST_SUITE("gpu") {
   }
 
   TEST_CASE_FIXTURE(
-      Gpu, "CudaApi: a copy ordered after a kernel sees what it wrote, however late it runs") {
+      Gpu,
+      "CudaApi: a copy ordered after a kernel sees what the kernel wrote, however late it runs") {
     auto const computing = rig.stream();
     auto const copying = rig.stream();
     auto const event = rig.event();
@@ -73,9 +75,9 @@ TEST_SUITE("gpu") {
     CHECK_FALSE(gate.gave_up());
   }
 
-  // A is held up, B takes A's range, C takes it from B. C has never heard of A.
+  // A is held up, B takes A's range, C takes it from B. C has no ticket of A.
   TEST_CASE_FIXTURE(
-      Gpu, "StreamOrder: three streams pass a range on, and the last use of each comes first") {
+      Gpu, "StreamOrder: three streams pass a range on, each after the last use before it") {
     auto const a = rig.stream();
     auto const b = rig.stream();
     auto const c = rig.stream();
@@ -107,7 +109,7 @@ TEST_SUITE("gpu") {
     CHECK_FALSE(gate.gave_up());
   }
 
-  TEST_CASE_FIXTURE(Gpu, "StreamOrder: a fence that folded its tickets waits for all of them") {
+  TEST_CASE_FIXTURE(Gpu, "StreamOrder: a fence with folded tickets waits for all of them") {
     constexpr int count = 5;
     unsigned char* const memory = rig.device_memory(count * copied_bytes);
     auto const reader = rig.stream();

@@ -94,7 +94,7 @@ TEST_SUITE("cufile_io") {
 
   }  // namespace
 
-  TEST_CASE("CuFileIo: blocks go between the device and the file, and each gets its bytes back") {
+  TEST_CASE("CuFileIo: blocks go directly between device and file, and keep their bytes") {
     {
       Bench bench;
       CHECK(FakeCufile::open_files() == 2);  // one for each direction
@@ -106,15 +106,16 @@ TEST_SUITE("cufile_io") {
     CHECK(FakeCufile::open_files() == 0);
   }
 
-  TEST_CASE("CuFileIo: what cuFile refuses goes through host memory, and the statistics say so") {
+  TEST_CASE(
+      "CuFileIo: where cuFile refuses, bytes go through host memory, and the statistics count it") {
     FakeCufile::State state;
-    SUBCASE("it has no driver") {
+    SUBCASE("cuFile has no driver") {
       state.has_driver = false;
     }
-    SUBCASE("it does not take the file") {
+    SUBCASE("cuFile refuses the file") {
       state.takes_files = false;
     }
-    SUBCASE("it has no calls on streams") {
+    SUBCASE("cuFile has no calls on streams") {
       state.has_streams = false;
     }
     Bench bench{state};
@@ -124,7 +125,7 @@ TEST_SUITE("cufile_io") {
     CHECK(FakeCufile::reads == 0);
   }
 
-  TEST_CASE("CuFileIo: a transfer that fails is an error of the block that it was for") {
+  TEST_CASE("CuFileIo: a failed transfer is an error of its own block") {
     for (ssize_t const result : {ssize_t{-1}, ssize_t{-28}, ssize_t{-5011}, ssize_t{4096}}) {
       CAPTURE(result);
       Bench bench;

@@ -16,7 +16,7 @@ using namespace spillway::literals;
 using spillway::detail::DeviceScratch;
 
 TEST_SUITE("device_scratch") {
-  TEST_CASE("DeviceScratch: it is as long as the longest that was asked for, and given back") {
+  TEST_CASE("DeviceScratch: has the longest size that was requested, and is released at its end") {
     SimApi device;
     StreamOrder<SimApi> order{device};
     auto const free_bytes = [&] { return device.memory_info().free_bytes; };
@@ -38,7 +38,7 @@ TEST_SUITE("device_scratch") {
     CHECK(free_bytes() == before);
   }
 
-  TEST_CASE("DeviceScratch: a use comes after the one before, on whatever stream that was") {
+  TEST_CASE("DeviceScratch: each use is ordered after the use before it, on any stream") {
     SimApi device;
     StreamOrder<SimApi> order{device};
     SimStream const first = device.create_stream();
@@ -65,7 +65,7 @@ TEST_SUITE("device_scratch") {
     device.destroy_stream(second);
   }
 
-  TEST_CASE("DeviceScratch: memory that is in use is not given back for longer one") {
+  TEST_CASE("DeviceScratch: is replaced by longer memory only after its last use has finished") {
     SimApi device;
     StreamOrder<SimApi> order{device};
     SimStream const stream = device.create_stream();
@@ -84,7 +84,7 @@ TEST_SUITE("device_scratch") {
     device.destroy_stream(stream);
   }
 
-  TEST_CASE("DeviceScratch: if the wait for its last use fails it stays as it was") {
+  TEST_CASE("DeviceScratch: is unchanged if the wait for its last use fails") {
     testing::SteppedSimApi device;
     StreamOrder<testing::SteppedSimApi> order{device};
     auto const stream = device.create_stream();
@@ -109,7 +109,7 @@ TEST_SUITE("device_scratch") {
     device.destroy_stream(stream);
   }
 
-  TEST_CASE("DeviceScratch: without room on the device it stays as it was") {
+  TEST_CASE("DeviceScratch: is unchanged if the device has no room for more") {
     SimOptions options;
     options.capacity_bytes = 64_KiB;
     SimApi device{options};

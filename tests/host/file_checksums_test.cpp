@@ -28,7 +28,7 @@ namespace {
 
 constexpr std::size_t unit = FileChecksums::unit_bytes;
 
-/// A pool with a named file that somebody else can open, and three written slots.
+/// A pool with a named file, which the test can open, too, and three written slots.
 struct Bench {
   static constexpr std::size_t bytes = 10'000;  // three units, the last one not full
 
@@ -89,7 +89,7 @@ struct Bench {
 }  // namespace
 
 TEST_SUITE("file_checksums") {
-  TEST_CASE("FileChecksums: bytes match what was noted, unit by unit") {
+  TEST_CASE("FileChecksums: detect a difference in each unit") {
     FileChecksums sums;
     sums.grow(200 * unit);
     std::vector<std::byte> data(150 * unit);
@@ -105,19 +105,19 @@ TEST_SUITE("file_checksums") {
     CHECK(sums.match(data.data(), 149 * unit, 20 * unit));
   }
 
-  TEST_CASE("FileChecksums: each unit that the file grows by has a sum") {
+  TEST_CASE("FileChecksums: each unit by which the file grows has a checksum") {
     FileChecksums sums;
     std::vector<std::byte> data(4 * unit);
     put_pattern(data.data(), data.size(), 1);
     for (std::size_t units = 1; units <= 4; ++units) {
       sums.grow(units * unit);
       sums.note(data.data(), units * unit, 0);
-      sums.grow((units - 1) * unit);  // which takes none away
+      sums.grow((units - 1) * unit);  // which removes no checksum
       CHECK(sums.match(data.data(), units * unit, 0));
     }
   }
 
-  TEST_CASE("HostSwapPool: a slot whose bytes changed in the file is lost, and no other") {
+  TEST_CASE("HostSwapPool: a slot whose bytes changed in the file is lost, other slots are not") {
     for (bool const can_begin : {false, true}) {
       CAPTURE(can_begin);
       Bench now{can_begin};
@@ -139,7 +139,7 @@ TEST_SUITE("file_checksums") {
     }
   }
 
-  TEST_CASE("HostSwapPool: a slot with a codec is lost, too, where its codec would not notice") {
+  TEST_CASE("HostSwapPool: a changed slot is lost even if its codec would not notice") {
     for (bool const can_begin : {false, true}) {
       CAPTURE(can_begin);
       Bench now{can_begin};
@@ -170,7 +170,7 @@ TEST_SUITE("file_checksums") {
     }
   }
 
-  TEST_CASE("HostSwapPool: of slots that one file call reads, only the corrupted one is lost") {
+  TEST_CASE("HostSwapPool: if one file call reads several slots, only the corrupted one is lost") {
     Bench now{true};
     auto options = now.options(true);
     options.file += "2";
@@ -200,7 +200,7 @@ TEST_SUITE("file_checksums") {
     CHECK(pool.takes_bytes(requests[2].slot));
   }
 
-  TEST_CASE("HostSwapPool: a slot that is written anew, or read in part, is as good as any") {
+  TEST_CASE("HostSwapPool: slots that are rewritten or partly read pass the check") {
     Bench now;
     CHECK(now.read_gives(0, 0, 5000));
     now.write(0, 7);
@@ -209,7 +209,7 @@ TEST_SUITE("file_checksums") {
     now.pool.check(now.slots[0]);
   }
 
-  TEST_CASE("HostSwapPool: bytes that the file refused are compared with nothing") {
+  TEST_CASE("HostSwapPool: bytes kept in memory after a failed file write are not checked") {
     Bench now;
     now.pools.io.plant({.write_error = 28, .failing_from = 0, .failing_to = 1});
     now.write(0, 7);
@@ -218,7 +218,7 @@ TEST_SUITE("file_checksums") {
     now.pool.check(now.slots[0]);
   }
 
-  TEST_CASE("HostSwapPool: without checksums nobody looks") {
+  TEST_CASE("HostSwapPool: without checksums a corrupted slot is not noticed") {
     Bench now{false, false};
     CHECK_FALSE(now.pool.stats().is_file_checked);
     now.corrupt(5);

@@ -49,7 +49,7 @@ struct Bench {
 }  // namespace
 
 TEST_SUITE("host_ledger") {
-  TEST_CASE("HostLedger: a slot goes to the first tier with room that has not failed") {
+  TEST_CASE("HostLedger: a slot goes to the first tier that has room and has not failed") {
     Bench now;
     now.add(HostTier::pageable);
     now.add(HostTier::file);
@@ -68,7 +68,7 @@ TEST_SUITE("host_ledger") {
     CHECK_FALSE(now.ledger.can_take(HostTier::pinned, 1, slab_bytes));
   }
 
-  TEST_CASE("HostLedger: a tier grows by what is asked or more, up to its capacity") {
+  TEST_CASE("HostLedger: a tier grows by at least the requested bytes, up to its capacity") {
     Bench now;
     auto const growth = [&](std::size_t bytes, std::size_t least) {
       return now.ledger.growth_for(HostTier::pageable, bytes, least);
@@ -88,7 +88,7 @@ TEST_SUITE("host_ledger") {
     CHECK(growth(1, 0) == 0);
   }
 
-  TEST_CASE("HostLedger: a slot is made of at most eight free ranges and a new slab") {
+  TEST_CASE("HostLedger: a slot consists of at most eight free ranges and a new slab") {
     Bench now;
     now.add(HostTier::pinned);
     now.add(HostTier::pinned);
@@ -104,7 +104,7 @@ TEST_SUITE("host_ledger") {
           2 * slab_bytes - 8 * granule_bytes);
   }
 
-  TEST_CASE("HostLedger: slabs grow with what is in use") {
+  TEST_CASE("HostLedger: slabs grow with the bytes in use") {
     HostLedger ledger;
     std::size_t const most = std::size_t{1} << 40U;
     ledger.open(HostTier::pinned, most, granule_bytes);
@@ -129,7 +129,7 @@ TEST_SUITE("host_ledger") {
     CHECK(ledger.growth_ahead(64_MiB) == 0);
   }
 
-  TEST_CASE("HostLedger: what is free counts only where slots can be taken") {
+  TEST_CASE("HostLedger: free_bytes counts only tiers where slots can be taken") {
     constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
     HostLedger ledger;
     ledger.open(HostTier::pinned, 8_MiB, granule_bytes);
@@ -147,7 +147,7 @@ TEST_SUITE("host_ledger") {
     CHECK(ledger.free_bytes() == 0);
   }
 
-  TEST_CASE("HostLedger: the pieces of a slot lie in its slabs, and end with the bytes asked for") {
+  TEST_CASE("HostLedger: pieces of a slot lie in its slabs, and end at the requested bytes") {
     Bench now;
     now.add(HostTier::pinned);
     now.add(HostTier::pinned);
@@ -186,7 +186,8 @@ TEST_SUITE("host_ledger") {
     CHECK(now.slot(before).tier == HostTier::file);
   }
 
-  TEST_CASE("HostLedger: a slot that a call is using is not given back, one with jobs is kept") {
+  TEST_CASE("HostLedger: a slot in use by a call cannot be given back; one with jobs stays until "
+            "they end") {
     Bench now;
     now.add(HostTier::pinned);
     auto const id = now.ledger.try_take(1).value();
@@ -216,7 +217,8 @@ TEST_SUITE("host_ledger") {
     CHECK_THROWS_AS((void)now.ledger.at(id), ContractViolation);
   }
 
-  TEST_CASE("HostLedger: what a codec did not need is freed when it is known and nobody writes") {
+  TEST_CASE("HostLedger: bytes that a codec saved are freed once their number is known and no "
+            "write runs") {
     Bench now;
     now.add(HostTier::pinned);
     CodedRoom const room{8 * granule_bytes};
@@ -238,7 +240,7 @@ TEST_SUITE("host_ledger") {
     CHECK(bytes_after_trim() == granule_bytes);
   }
 
-  TEST_CASE("HostLedger: the next owner of a range comes after all uses of the last one") {
+  TEST_CASE("HostLedger: the next owner of a range waits for all uses by the last one") {
     Bench now;
     now.add(HostTier::pinned);
     auto const id = now.ledger.try_take(slab_bytes).value();
@@ -259,7 +261,7 @@ TEST_SUITE("host_ledger") {
   }
 
   TEST_CASE(
-      "HostSlot: a write replaces the fences, a read adds to them, nothing enqueued keeps them") {
+      "HostSlot: a write replaces the fences, a read adds to them, an empty transfer keeps them") {
     HostSlot slot;
     slot.bytes = 1000;
     slot.begin_transfer(SlotAccess::write);
@@ -285,7 +287,7 @@ TEST_SUITE("host_ledger") {
     CHECK(slot.last_uses() == Fence{ticket(3, 3)});
   }
 
-  TEST_CASE("HostSlot: several reads or one write at a time, and no more bytes than there are") {
+  TEST_CASE("HostSlot: allows several reads or one write at a time, within the slot's bytes") {
     HostSlot slot;
     slot.bytes = slot.takes_bytes = 1000;
     CHECK(slot.refusal(1001, SlotAccess::write) != nullptr);
@@ -305,7 +307,7 @@ TEST_SUITE("host_ledger") {
     CHECK(slot.refusal(1, SlotAccess::write) != nullptr);
   }
 
-  TEST_CASE("HostLedger: a loss that no owner was told of is kept once, and only then") {
+  TEST_CASE("HostLedger: a loss is kept for later if its owner was not told, and reported once") {
     Bench now;
     now.add(HostTier::file);
     FileFailure const failure{.error = 5, .file_offset = 7, .bytes = 9, .is_read = true};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HostTransfers: how requests become device calls. What they carry is tested through HostSwapPool.
+// HostTransfers: which device calls are made for requests. The bytes are tested with HostSwapPool.
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/sim/sim_api.hpp>
@@ -80,8 +80,7 @@ class UncountedSim : public SteppedSimApi {
 
 }  // namespace
 
-// Not inlined: g++ would see `malloc` or `free` on one side of a pair and not on the other, and
-// warn.
+// Not inlined: otherwise g++ sees `malloc` or `free` on one side of a pair only, and warns.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   allocations += is_counting ? 1U : 0U;
   if (void* const p = std::malloc(bytes); p != nullptr) {
@@ -129,7 +128,7 @@ struct Scattered {
 }  // namespace
 
 TEST_SUITE("host_transfers") {
-  TEST_CASE("HostTransfers: a single transfer makes the calls of a batch of one") {
+  TEST_CASE("HostTransfers: a single transfer makes the same calls as a batch of one") {
     for (HostTier const tier : every_tier) {
       CAPTURE(static_cast<int>(tier));
       Scattered single{tier};
@@ -157,7 +156,7 @@ TEST_SUITE("host_transfers") {
     }
   }
 
-  TEST_CASE("HostTransfers: the pieces of a scattered pinned slot are one call of the device") {
+  TEST_CASE("HostTransfers: the pieces of a scattered pinned slot are copied by one call") {
     Scattered now{HostTier::pinned};
 
     (void)now.pool->write(now.slot, now.block, Scattered::bytes, now.bench.stream);
@@ -170,15 +169,15 @@ TEST_SUITE("host_transfers") {
   TEST_CASE("HostTransfers: the pieces of a scattered staged slot share chunks where they fit") {
     std::size_t chunk = 0;
     std::size_t chunks = 0;
-    SUBCASE("all of them") {
+    SUBCASE("all pieces share a chunk") {
       chunk = 20 << 10;
       chunks = 1;
     }
-    SUBCASE("the last with the one before") {
+    SUBCASE("the last two pieces share a chunk") {
       chunk = 12 << 10;
       chunks = 2;
     }
-    SUBCASE("none of them: each is cut where it would be cut alone") {
+    SUBCASE("no pieces share a chunk: each is split as if alone") {
       chunk = 4 << 10;
       chunks = 5;
     }
@@ -197,8 +196,8 @@ TEST_SUITE("host_transfers") {
     }
   }
 
-  TEST_CASE(
-      "HostTransfers: a scattered copy that fails half-way leaves no contents, one alone does") {
+  TEST_CASE("HostTransfers: a scattered copy that fails halfway leaves the slot empty, a single "
+            "copy does not") {
     Scattered now{HostTier::pinned};
     (void)now.pool->write(now.slot, now.block, Scattered::bytes, now.bench.stream);
     now.bench.device.run_all();
@@ -211,7 +210,7 @@ TEST_SUITE("host_transfers") {
                     ContractViolation);
   }
 
-  TEST_CASE("HostTransfers: once its lists have grown, a transfer takes no memory from the heap") {
+  TEST_CASE("HostTransfers: a transfer allocates nothing once its lists have grown") {
     PoolBench<UncountedSim> bench;
     PoolBench<UncountedSim>::pool_type pool{
         bench.device, bench.order, bench.options(HostTier::pinned, 64 << 10), bench.io};
@@ -233,7 +232,8 @@ TEST_SUITE("host_transfers") {
     bench.device.run_all();
   }
 
-  TEST_CASE("HostTransfers: a slot with rescued bytes is cut as before, whoever is in its batch") {
+  TEST_CASE(
+      "HostTransfers: a slot with rescued bytes is split into the same file calls in any batch") {
     Bench bench;
     HostPoolOptions options = bench.options(HostTier::file, 64 << 10);
     options.staging_bytes = 8 << 10;

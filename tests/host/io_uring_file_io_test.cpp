@@ -31,9 +31,8 @@ constexpr std::size_t parts = 300;  // more than the ring has room for
 }  // namespace
 
 TEST_SUITE("io_uring_file_io") {
-  // Where the kernel refuses a ring the same holds of the calls that take its place.
-  TEST_CASE(
-      "IoUringFileIo: bytes come back, from memory that was registered and from other memory") {
+  // Where the kernel refuses a ring, this tests the plain calls used instead.
+  TEST_CASE("IoUringFileIo: bytes come back, through registered memory and other memory") {
     for (bool const is_direct : {false, true}) {
       for (bool const is_registered : {false, true}) {
         TemporaryFolder folder;
@@ -66,7 +65,7 @@ TEST_SUITE("io_uring_file_io") {
     }
   }
 
-  TEST_CASE("IoUringFileIo: a pool's default names its calls, and bytes come back through it") {
+  TEST_CASE("IoUringFileIo: a pool uses it by default and gives its name, and bytes come back") {
     TemporaryFolder folder;
     SimApi device;
     StreamOrder<SimApi> order{device};

@@ -25,7 +25,7 @@ TEST_SUITE("ring_file_io") {
 
   namespace {
 
-  /// What a fake ring does, and what was seen of it.
+  /// What a fake ring shall do, and what it has observed.
   struct RingState {
     bool is_refused = false;
     std::size_t takes_at_once = 1000;  // of what was entered
@@ -41,7 +41,7 @@ TEST_SUITE("ring_file_io") {
     std::size_t most_taken_bytes = 0;
   };
 
-  /// A ring that makes the calls when somebody waits.
+  /// A ring that makes the calls when a caller waits.
   struct FakeRing {
     struct Opened {
       static constexpr std::size_t depth = 4;
@@ -121,7 +121,7 @@ TEST_SUITE("ring_file_io") {
                         .next = i + 1 < parts ? &transfers[i + 1] : nullptr};
       }
     }
-    /// Begins all of them together and finishes them in order. Returns the first error.
+    /// Begins all transfers together and finishes them in order. Returns the first error.
     int run(bool is_write) {
       prepare(is_write);
       queue.begin(transfers[0]);
@@ -179,7 +179,7 @@ TEST_SUITE("ring_file_io") {
 
   }  // namespace
 
-  TEST_CASE("RingFileIo: transfers that are begun together reach the kernel together") {
+  TEST_CASE("RingFileIo: transfers begun together are submitted to the kernel together") {
     for (bool const is_last_first : {false, true}) {
       Bench now{{.is_last_first = is_last_first}};
 
@@ -192,7 +192,7 @@ TEST_SUITE("ring_file_io") {
     }
   }
 
-  TEST_CASE("RingFileIo: one that nobody began is carried when it is finished") {
+  TEST_CASE("RingFileIo: a transfer that was never begun is made by finish") {
     Bench now;
     now.prepare(true);
 
@@ -202,8 +202,7 @@ TEST_SUITE("ring_file_io") {
     CHECK(now.is_back());
   }
 
-  TEST_CASE(
-      "RingFileIo: no more bytes are in flight than keep a disk busy, but one transfer always") {
+  TEST_CASE("RingFileIo: bytes in flight are limited, but one transfer is always allowed") {
     constexpr std::size_t large = 6 << 20;
     LargeWrites now{3, large};
     now.begin();
@@ -211,7 +210,7 @@ TEST_SUITE("ring_file_io") {
     CHECK(now.ring.state->most_taken_bytes == large);
   }
 
-  TEST_CASE("RingFileIo: a transfer of more bytes than may be in flight goes alone") {
+  TEST_CASE("RingFileIo: a transfer larger than the limit on bytes in flight runs alone") {
     LargeWrites now{2, 9 << 20};
     now.begin();
     REQUIRE(now.ring.state->taken == 1);
@@ -220,7 +219,7 @@ TEST_SUITE("ring_file_io") {
     CHECK(now.ring.state->most_taken == 1);
   }
 
-  TEST_CASE("RingFileIo: bytes that have arrived make room for others") {
+  TEST_CASE("RingFileIo: finished transfers make room for others") {
     LargeWrites now{2, 4 << 20};  // each half of what may be in flight
     for (int round = 0; round < 3; ++round) {
       now.ring.state->most_taken = 0;
@@ -230,7 +229,7 @@ TEST_SUITE("ring_file_io") {
     }
   }
 
-  TEST_CASE("RingFileIo: short counts are carried on") {
+  TEST_CASE("RingFileIo: short transfers are continued") {
     Bench now{{.most_bytes = 300}};
 
     CHECK(now.run(true) == 0);
@@ -238,7 +237,7 @@ TEST_SUITE("ring_file_io") {
     CHECK(now.is_back());
   }
 
-  TEST_CASE("RingFileIo: an error of a transfer comes back as its number") {
+  TEST_CASE("RingFileIo: an error of a transfer is returned as its number") {
     for (int const error : {EIO, ENOSPC, ENODEV}) {
       Bench now{{.result_error = error}};
       CHECK(now.run(true) == error);
@@ -246,8 +245,7 @@ TEST_SUITE("ring_file_io") {
     }
   }
 
-  TEST_CASE(
-      "RingFileIo: what the kernel cannot take now, or has cancelled, is done by a plain call") {
+  TEST_CASE("RingFileIo: a transfer that the kernel postpones or cancels is made by a plain call") {
     for (int const error : {EAGAIN, ECANCELED}) {
       Bench now{{.result_error = error}};
       CHECK(now.run(true) == 0);
@@ -255,7 +253,7 @@ TEST_SUITE("ring_file_io") {
     }
   }
 
-  TEST_CASE("RingFileIo: a kernel that takes only some of what was entered gets the rest later") {
+  TEST_CASE("RingFileIo: entries that the kernel did not take are submitted again") {
     Bench now{{.takes_at_once = 1}};
 
     CHECK(now.run(true) == 0);
@@ -265,7 +263,7 @@ TEST_SUITE("ring_file_io") {
   }
 
   TEST_CASE(
-      "RingFileIo: where the kernel refuses a ring there are plain calls, and the name says so") {
+      "RingFileIo: if the kernel refuses a ring, plain calls are used, and the name says so") {
     Bench now{{.is_refused = true}};
 
     CHECK_FALSE(now.queue.can_begin());
@@ -275,7 +273,7 @@ TEST_SUITE("ring_file_io") {
     CHECK(now.ring.state->taken == 0);
   }
 
-  TEST_CASE("RingFileIo: a ring that takes nothing any more is replaced by plain calls") {
+  TEST_CASE("RingFileIo: a ring whose submission fails is replaced by plain calls") {
     Bench now{{.submit_error = ENXIO}};
 
     CHECK(now.run(true) == 0);
@@ -285,8 +283,7 @@ TEST_SUITE("ring_file_io") {
     CHECK(now.is_back());
   }
 
-  TEST_CASE(
-      "RingFileIo: what a ring has taken before it fails is waited for, and the rest is done") {
+  TEST_CASE("RingFileIo: transfers in a failed ring are waited for, and the rest use plain calls") {
     Bench now{{.wait_error = EBADF}};
 
     CHECK(now.run(true) == 0);
@@ -296,7 +293,7 @@ TEST_SUITE("ring_file_io") {
     CHECK(now.ring.state->taken == FakeRing::Opened::depth);  // it is not asked again
   }
 
-  TEST_CASE("RingFileIo: a wait that was interrupted, and a kernel that is short of memory, pass") {
+  TEST_CASE("RingFileIo: interrupted waits and temporary shortage in the kernel are not errors") {
     for (int const error : {EINTR, EAGAIN, EBUSY}) {
       Bench now{{.wait_error = error}};
       CHECK(now.run(true) == 0);

@@ -168,13 +168,13 @@ void run_model(std::uint64_t seed, std::size_t slabs, std::size_t most_granules,
 }  // namespace
 
 TEST_SUITE("slab_map_model") {
-  TEST_CASE("SlabMap: it does what a map of single granules does, in one slab") {
+  TEST_CASE("SlabMap: agrees with a map of single granules, in one slab") {
     for (std::uint64_t seed = 1; seed <= 8; ++seed) {
       run_model(seed, 1, 60, 2'000);
     }
   }
 
-  TEST_CASE("SlabMap: it does what a map of single granules does, in many slabs") {
+  TEST_CASE("SlabMap: agrees with a map of single granules, in many slabs") {
     for (std::uint64_t seed = 100; seed < 106; ++seed) {
       run_model(seed, 12, 700, 3'000);
     }

@@ -74,7 +74,7 @@ TEST_SUITE("slab_map") {
     CHECK(SizeClasses{}.previous(SizeClasses::count) == SizeClasses::count);
   }
 
-  TEST_CASE("SlabMap: sizes are rounded up to the granule and offsets are multiples of it") {
+  TEST_CASE("SlabMap: sizes are rounded up to the granule, and offsets are multiples of it") {
     SlabMap map;
     map.add_slab(16 * granule_bytes);
 
@@ -88,7 +88,7 @@ TEST_SUITE("slab_map") {
     CHECK(map.reserved_bytes() == 16 * granule_bytes);
   }
 
-  TEST_CASE("SlabMap: a larger granule is kept to") {
+  TEST_CASE("SlabMap: sizes are rounded up to a larger granule, too") {
     SlabMap map{4096};
     map.add_slab(8192);
 
@@ -96,7 +96,7 @@ TEST_SUITE("slab_map") {
     CHECK(map.try_take(1) == std::nullopt);
   }
 
-  TEST_CASE("SlabMap: the range that fits best is taken, not the first") {
+  TEST_CASE("SlabMap: the best-fitting range is taken, not the first") {
     SlabMap map;
     map.add_slab(9 * granule_bytes);
     map.add_slab(3 * granule_bytes);
@@ -108,7 +108,7 @@ TEST_SUITE("slab_map") {
     CHECK(map.largest_free_bytes() == 9 * granule_bytes);
   }
 
-  TEST_CASE("SlabMap: scattered room is room, in order of the chain's bytes and nothing twice") {
+  TEST_CASE("SlabMap: a request is met from scattered ranges, in the order of the chain") {
     SlabMap map;
     map.add_slab(2 * granule_bytes);
     map.add_slab(4 * granule_bytes);
@@ -155,7 +155,7 @@ TEST_SUITE("slab_map") {
     CHECK(map.try_take(most).has_value());
   }
 
-  TEST_CASE("SlabMap: a range that fits is found behind many of its class that do not") {
+  TEST_CASE("SlabMap: finds the only fitting range among many of its size class") {
     SlabMap map;
     map.add_slab(71 * granule_bytes);
     for (int i = 0; i < 40; ++i) {
@@ -167,7 +167,7 @@ TEST_SUITE("slab_map") {
     CHECK(extents_of(map, chain).size() == 1);
   }
 
-  TEST_CASE("SlabMap: can_take counts one more slab as one more piece") {
+  TEST_CASE("SlabMap: can_take counts one new slab as one more piece") {
     SlabMap map;
     for (std::size_t i = 0; i < SlabMap::max_extents; ++i) {
       map.add_slab(granule_bytes);
@@ -187,7 +187,7 @@ TEST_SUITE("slab_map") {
     CHECK_FALSE(map.can_take(~std::size_t{0}, granule_bytes));
   }
 
-  TEST_CASE("SlabMap: free neighbours coalesce whatever the order in which they are freed") {
+  TEST_CASE("SlabMap: adjacent free ranges coalesce, in whatever order they are freed") {
     std::vector<std::vector<std::size_t>> const orders = {
         {0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
     for (auto const& order : orders) {
@@ -208,7 +208,7 @@ TEST_SUITE("slab_map") {
     }
   }
 
-  TEST_CASE("SlabMap: slabs never coalesce with each other") {
+  TEST_CASE("SlabMap: ranges of different slabs never coalesce") {
     SlabMap map;
     map.add_slab(granule_bytes);
     map.add_slab(granule_bytes);
@@ -221,7 +221,7 @@ TEST_SUITE("slab_map") {
     CHECK(free_ranges(map) == 2);
   }
 
-  TEST_CASE("SlabMap: who takes a range is told what must come before") {
+  TEST_CASE("SlabMap: a taken range comes with the fence of its last use") {
     SlabMap map;
     map.add_slab(4 * granule_bytes);
     auto const chain = map.try_take(granule_bytes).value();
@@ -232,7 +232,7 @@ TEST_SUITE("slab_map") {
     CHECK(map.try_take(granule_bytes)->fence == Fence{ticket(3, 7)});
   }
 
-  TEST_CASE("SlabMap: coalescing unites fences, and both parts of a split keep the union") {
+  TEST_CASE("SlabMap: a coalesced range has both fences, and so has each part of a later split") {
     SlabMap map;
     map.add_slab(4 * granule_bytes);
     auto const a = map.try_take(2 * granule_bytes).value();
@@ -249,7 +249,7 @@ TEST_SUITE("slab_map") {
     CHECK(rest.fence == both);
   }
 
-  TEST_CASE("SlabMap: a scattered chain comes after all of its pieces") {
+  TEST_CASE("SlabMap: a scattered chain has the fences of all its pieces") {
     SlabMap map;
     map.add_slab(granule_bytes);
     map.add_slab(granule_bytes);
@@ -267,7 +267,7 @@ TEST_SUITE("slab_map") {
     CHECK(map.try_take(granule_bytes)->fence == Fence{ticket(4, 40)});
   }
 
-  TEST_CASE("SlabMap: slabs that are wholly free are removed, and the others keep their numbers") {
+  TEST_CASE("SlabMap: wholly free slabs are removed, and the others keep their numbers") {
     SlabMap map;
     map.add_slab(4 * granule_bytes);
     map.add_slab(2 * granule_bytes);

@@ -36,7 +36,7 @@ TEST_SUITE("slot_codecs") {
   using Bench = PoolBench<testing::SteppedSimApi>;
   using Pool = Bench::pool_type;
 
-  /// A device whose memory the host cannot address, as a GPU.
+  /// A device whose memory the host cannot address, like a GPU.
   struct RemoteApi : testing::SteppedSimApi {
     using testing::SteppedSimApi::BasicSimApi;
     [[maybe_unused]] static constexpr bool is_addressable = false;
@@ -70,11 +70,11 @@ TEST_SUITE("slot_codecs") {
 
   }  // namespace
 
-  TEST_CASE("HostSwapPool: a codec has a name for each tag, however many there are") {
+  TEST_CASE("HostSwapPool: any number of tags each have their own coding of a codec") {
     Bench bench;
     Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
     std::set<CodingId> names;
-    for (std::uint64_t tag = 0; tag < 20'000; ++tag) {  // a search among all of them took a minute
+    for (std::uint64_t tag = 0; tag < 20'000; ++tag) {  // a linear search would take a minute
       CodingId const name = pool.coding<ZeroBitmap>(tag);
       names.insert(name);
       names.insert(pool.coding<AsBfloat16>(tag));
@@ -83,7 +83,7 @@ TEST_SUITE("slot_codecs") {
     CHECK(names.size() == 40'000);
   }
 
-  TEST_CASE("HostSwapPool: a slot with a codec becomes as long as what it holds") {
+  TEST_CASE("HostSwapPool: a slot with a codec shrinks to its encoded bytes") {
     for (HostTier const tier : {HostTier::pinned, HostTier::pageable, HostTier::file}) {
       CAPTURE(static_cast<int>(tier));
       Bench bench;
@@ -104,7 +104,7 @@ TEST_SUITE("slot_codecs") {
       CHECK(pool.stats().encoded_stored_bytes <= pool.size_bytes(slot));
       CHECK(pool.stats().encoded_stored_bytes + granule_bytes > pool.size_bytes(slot));
 
-      // What it does not need, others get at once.
+      // Other slots can use the bytes that it does not need at once.
       auto* const other = bench.reserve(bytes);
       put_pattern(other, bytes, 5);
       HostSlotId const second = take(pool, bytes, {});
@@ -122,7 +122,7 @@ TEST_SUITE("slot_codecs") {
     }
   }
 
-  TEST_CASE("HostSwapPool: bfloat16 needs half the room from the start") {
+  TEST_CASE("HostSwapPool: AsBfloat16 needs half the room from the start") {
     Bench bench;
     Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 36_KiB), bench.io};
     std::size_t const bytes = 64_KiB;
@@ -133,7 +133,7 @@ TEST_SUITE("slot_codecs") {
     static_cast<void>(pool.write(slot, block, bytes, bench.stream));
     bench.device.run_all();
     std::memset(block, 1, bytes);
-    // The front alone: the last stripe of it is decoded in between.
+    // Only the first bytes: the last stripe of these is decoded in part.
     static_cast<void>(pool.read(slot, block, 1000, bench.stream));
     bench.device.run_all();
     float x = 0;
@@ -143,7 +143,7 @@ TEST_SUITE("slot_codecs") {
     pool.give_back(slot);
   }
 
-  TEST_CASE("HostSwapPool: bytes that a codec does not make fewer are kept as they are") {
+  TEST_CASE("HostSwapPool: blocks that a codec does not make smaller are stored unencoded") {
     Bench bench;
     Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 4_MiB), bench.io};
     std::size_t const bytes = 100'000;
@@ -185,8 +185,7 @@ TEST_SUITE("slot_codecs") {
     CHECK(pool.stored_share(coding) < 1);
   }
 
-  TEST_CASE(
-      "HostSwapPool: a codec is given up where it makes blocks smaller by less than an eighth") {
+  TEST_CASE("HostSwapPool: a codec that saves less than an eighth is given up") {
     Bench bench;
     Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 4_MiB), bench.io};
     std::size_t const bytes = 128_KiB;
@@ -211,7 +210,7 @@ TEST_SUITE("slot_codecs") {
     CHECK_FALSE(is_given_up(6));  // 13 %
   }
 
-  TEST_CASE("HostSwapPool: small blocks and Identity have no codec") {
+  TEST_CASE("HostSwapPool: small blocks and Identity use no codec") {
     Bench bench;
     Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
     auto* const block = bench.reserve(4_KiB);
@@ -230,7 +229,7 @@ TEST_SUITE("slot_codecs") {
     pool.give_back(slot);
   }
 
-  TEST_CASE("HostSwapPool: a slot with a codec takes one write") {
+  TEST_CASE("HostSwapPool: a slot with a codec can be written once") {
     Bench bench;
     Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
     auto* const block = bench.reserve(64_KiB);
@@ -259,7 +258,7 @@ TEST_SUITE("slot_codecs") {
     CHECK(x == 5.0F);
   }
 
-  TEST_CASE("HostSwapPool: a slot that is given back before it was written gives all of it back") {
+  TEST_CASE("HostSwapPool: a slot given back before it was written returns all its bytes") {
     Bench bench;
     Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
     auto* const block = bench.reserve(64_KiB);
@@ -275,7 +274,7 @@ TEST_SUITE("slot_codecs") {
     pool.give_back(next);
   }
 
-  TEST_CASE("HostSwapPool: encoded bytes that are damaged are found before they are given out") {
+  TEST_CASE("HostSwapPool: damaged encoded bytes are detected before they are read back") {
     std::size_t const bytes = 150'000;
     struct Damage {
       std::size_t at;
@@ -344,7 +343,8 @@ TEST_SUITE("slot_codecs") {
     }
   }
 
-  TEST_CASE("HostSwapPool: encoded bytes are read from the file, or from where they were rescued") {
+  TEST_CASE(
+      "HostSwapPool: encoded bytes are read from the file, or from memory after a failed write") {
     struct Case {
       std::string what;
       Faults when_writing;
@@ -369,7 +369,7 @@ TEST_SUITE("slot_codecs") {
         {"the disk is full", {.write_error = ENOSPC}, {.is_truncated = true}, 8}};
     std::size_t const bytes = 110'000;
     for (Case const& each : all) {
-      for (std::size_t const chunk_bytes : {4_KiB, 16_KiB}) {  // one part, and four
+      for (std::size_t const chunk_bytes : {4_KiB, 16_KiB}) {  // one part or four
         for (bool const can_begin : {false, true}) {
           for (bool const is_direct : {false, true}) {  // where the file system can do that
             CAPTURE(each.what);
@@ -411,8 +411,7 @@ TEST_SUITE("slot_codecs") {
     }
   }
 
-  TEST_CASE(
-      "HostSwapPool: encoded bytes that the file does not give back are lost, and no others") {
+  TEST_CASE("HostSwapPool: encoded bytes that cannot be read are lost, other slots are not") {
     std::size_t const bytes = 110'000;
     for (bool const can_begin : {false, true}) {
       for (bool const is_truncated : {false, true}) {
@@ -447,7 +446,7 @@ TEST_SUITE("slot_codecs") {
     }
   }
 
-  TEST_CASE("HostSwapPool: a full disk has no room for a slot with a codec either") {
+  TEST_CASE("HostSwapPool: a full disk has no room for an encoded slot either") {
     Bench bench;
     Pool pool{bench.device, bench.order, bench.options(HostTier::file, 1_MiB), bench.io};
     bench.io.plant({.allocate_error = ENOSPC});
@@ -456,7 +455,7 @@ TEST_SUITE("slot_codecs") {
     CHECK(pool.try_grow(64_KiB, pool.coding<ZeroBitmap>()));
   }
 
-  TEST_CASE("HostSwapPool: a codec on a stream makes pinned slots shorter, scattered ones, too") {
+  TEST_CASE("HostSwapPool: a codec on a stream shrinks pinned slots, scattered ones, too") {
     Bench bench;
     Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
     std::size_t const bytes = 200'000;
@@ -465,7 +464,7 @@ TEST_SUITE("slot_codecs") {
     auto const expected = copy_of(block, bytes);
     CodingId const coding = pool.coding<ZeroBitmapOnStream>();
 
-    std::vector<HostSlotId> between;  // each second one is given back: the room is in pieces
+    std::vector<HostSlotId> between;  // every second one is given back, so the room is scattered
     for (int i = 0; i < 40; ++i) {
       between.push_back(take(pool, 16_KiB, {}));
     }
@@ -491,7 +490,8 @@ TEST_SUITE("slot_codecs") {
     pool.give_back(slot);
   }
 
-  TEST_CASE("HostSwapPool: a codec on a stream is not used where no device reaches the slot") {
+  TEST_CASE(
+      "HostSwapPool: a codec on a stream is not used in tiers that the device cannot address") {
     for (HostTier const tier : {HostTier::pageable, HostTier::file}) {
       CAPTURE(static_cast<int>(tier));
       Bench bench;
@@ -500,7 +500,7 @@ TEST_SUITE("slot_codecs") {
       put_sparse(block, 64_KiB, 4);
       auto const expected = copy_of(block, 64_KiB);
       CodingId const coding = pool.coding<AsBfloat16OnStream>();
-      CHECK_FALSE(pool.try_grow(100_KiB, coding));  // of which half would have had room
+      CHECK_FALSE(pool.try_grow(100_KiB, coding));  // half of it would have fitted
       HostSlotId const slot = take(pool, 64_KiB, coding);
       CHECK(pool.may_lose_bytes(slot) == (tier == HostTier::file));
       static_cast<void>(pool.write(slot, block, 64_KiB, bench.stream));
@@ -512,9 +512,9 @@ TEST_SUITE("slot_codecs") {
     }
   }
 
-  TEST_CASE("HostSwapPool: a codec on a stream may fail half-way, and only its slot is lost") {
+  TEST_CASE("HostSwapPool: if a codec on a stream fails halfway, only its slot is lost") {
     std::size_t const bytes = 64_KiB;
-    for (std::uint64_t call = 1; call <= 4; ++call) {  // three kernels, and what notes the length
+    for (std::uint64_t call = 1; call <= 4; ++call) {  // three kernels, and a note of the length
       CAPTURE(call);
       Bench bench;
       Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
@@ -529,12 +529,12 @@ TEST_SUITE("slot_codecs") {
       CHECK_FALSE(pool.takes_bytes(torn, coding));
       CHECK_THROWS_AS(static_cast<void>(pool.read(torn, block, bytes, bench.stream)),
                       ContractViolation);
-      pool.give_back(torn);  // work that was enqueued may write it still
+      pool.give_back(torn);  // enqueued work may still write to it
       HostSlotId const next = take(pool, bytes, {});
 
       static_cast<void>(pool.write(slot, block, bytes, bench.stream));
       static_cast<void>(pool.write(next, block, bytes, bench.stream));
-      std::size_t const reads = call <= 2 ? call : 0;  // a kernel, and what notes the result
+      std::size_t const reads = call <= 2 ? call : 0;  // a kernel, and a note of the result
       if (reads != 0) {
         bench.device.fail(SimCall::launch_host, reads);
         CHECK_THROWS_AS(static_cast<void>(pool.read(slot, block, bytes, bench.stream)),
@@ -553,7 +553,7 @@ TEST_SUITE("slot_codecs") {
     }
   }
 
-  TEST_CASE("HostSwapPool: transfers on different streams share the memory that a codec works in") {
+  TEST_CASE("HostSwapPool: transfers on different streams share the scratch memory of a codec") {
     Bench bench;
     Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
     CodingId const coding = pool.coding<PlanesOnStream>();
@@ -585,7 +585,7 @@ TEST_SUITE("slot_codecs") {
     bench.device.destroy_stream(streams[1]);
   }
 
-  TEST_CASE("HostSwapPool: a codec for which the device has no memory is not chosen") {
+  TEST_CASE("HostSwapPool: a codec is not used if the device has no scratch memory for it") {
     Bench bench;
     Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
     bench.device.fail(SimCall::reserve, 1);
@@ -595,7 +595,7 @@ TEST_SUITE("slot_codecs") {
     CHECK(pool.coding<PlanesOnStream>() != CodingId{});
   }
 
-  TEST_CASE("HostSwapPool: bytes that a codec on a stream did not write are found") {
+  TEST_CASE("HostSwapPool: damage to what a codec on a stream wrote is detected") {
     std::size_t const bytes = 100'000;
     for (std::size_t const at : {0UL, 15UL, 32UL, 40UL, 32UL + 16 * 7}) {
       CAPTURE(at);
@@ -615,8 +615,7 @@ TEST_SUITE("slot_codecs") {
     }
   }
 
-  TEST_CASE(
-      "HostSwapPool: where the host cannot address the device, codecs work on what is staged") {
+  TEST_CASE("HostSwapPool: if the host cannot address the device, codecs work on staged bytes") {
     for (HostTier const tier : staged_tiers) {
       for (std::size_t const chunk_bytes : {64_KiB, 200_KiB, 1_MiB}) {  // 7, 3 parts and one
         CAPTURE(static_cast<int>(tier));
@@ -630,7 +629,7 @@ TEST_SUITE("slot_codecs") {
         put_sparse(block, bytes, 4);
         auto const expected = copy_of(block, bytes);
         HostSlotId const slot = take(pool, bytes, pool.coding<ZeroBitmap>());
-        for (int i = 0; i < 2; ++i) {  // in the second round with what the first one has left
+        for (int i = 0; i < 2; ++i) {  // in the second round with the scratch memory of the first
           HostSlotId const other = take(pool, bytes, pool.coding<ZeroBitmap>());
           static_cast<void>(pool.write(i == 0 ? slot : other, block, bytes, bench.stream));
           CHECK(pool.stats().encoded_raw_bytes == (i == 0 ? 0 : bytes));
@@ -653,8 +652,7 @@ TEST_SUITE("slot_codecs") {
     }
   }
 
-  TEST_CASE(
-      "HostSwapPool: pinned slots, and chunks too short for a stripe, are copied as they are") {
+  TEST_CASE("HostSwapPool: pinned slots, and chunks too short for a stripe, are copied unencoded") {
     for (bool const is_pinned : {false, true}) {
       CAPTURE(is_pinned);
       RemoteBench bench;
@@ -674,8 +672,7 @@ TEST_SUITE("slot_codecs") {
     }
   }
 
-  TEST_CASE(
-      "HostSwapPool: a staged transfer through a codec fails half-way, and no other bytes do") {
+  TEST_CASE("HostSwapPool: if an encoded staged transfer fails halfway, no other bytes are lost") {
     std::size_t const bytes = 300'000;  // five parts
     for (HostTier const tier : staged_tiers) {
       for (SimCall const what : {SimCall::copy, SimCall::launch_host}) {
@@ -718,8 +715,7 @@ TEST_SUITE("slot_codecs") {
     }
   }
 
-  TEST_CASE(
-      "HostSwapPool: a staged block is refused if what is in its slot is not what was written") {
+  TEST_CASE("HostSwapPool: a staged block that is damaged or unreadable is refused") {
     std::size_t const bytes = 300'000;
     for (bool const is_damaged : {false, true}) {  // or cannot be read
       CAPTURE(is_damaged);

@@ -66,7 +66,7 @@ TEST_SUITE("slot_io") {
     }
     void read(std::initializer_list<std::size_t> which) { Io::run(jobs(which, SlotAccess::read)); }
 
-    /// Whether the chunk has what `write` found there, in these places.
+    /// Whether the chunk has the bytes that `write` put there, at these places.
     [[nodiscard]] bool is_back(std::initializer_list<std::size_t> which) const {
       std::vector<std::byte> expected(chunk.size());
       put_pattern(expected.data(), expected.size(), 1);
@@ -104,8 +104,7 @@ TEST_SUITE("slot_io") {
     CHECK(now.is_back({0, 1, 2, 3}));
   }
 
-  TEST_CASE(
-      "SlotIo: pieces with others between them, or in another order, have calls of their own") {
+  TEST_CASE("SlotIo: pieces that are not adjacent, or in another order, use separate calls") {
     Bench now;
 
     now.write({0, 1, 3});
@@ -119,7 +118,7 @@ TEST_SUITE("slot_io") {
     CHECK(now.is_back({0, 1, 2, 3}));
   }
 
-  TEST_CASE("SlotIo: pageable pieces are copied, and the file is left alone") {
+  TEST_CASE("SlotIo: pageable pieces are copied without any file call") {
     Bench now;
     std::array<std::byte, 4 * piece_bytes> memory{};
     now.ledger.open(HostTier::pageable, memory.size(), granule_bytes);
@@ -136,7 +135,8 @@ TEST_SUITE("slot_io") {
     CHECK(now.faults.calls().writes + now.faults.calls().reads == 0);
   }
 
-  TEST_CASE("SlotIo: a shared write that fails is repeated piece by piece, and the rest rescued") {
+  TEST_CASE(
+      "SlotIo: a failed shared write is repeated piece by piece; what fails again is rescued") {
     Bench now;
     now.faults.plant({.write_error = EIO,
                       .failing_from = piece_bytes,
@@ -155,17 +155,17 @@ TEST_SUITE("slot_io") {
     CHECK(now.is_back({0, 1, 2}));
     CHECK_NOTHROW(now.io.throw_if_failed(now.slot(1)));
 
-    SUBCASE("the next write that succeeds frees the copy") {
+    SUBCASE("the next successful write frees the rescued copy") {
       now.faults.plant({});
       now.write({1});
       CHECK(now.slot(1).rescued.empty());
     }
-    SUBCASE("so does a shared one") {
+    SUBCASE("so does a successful shared write") {
       now.faults.plant({});
       now.write({0, 1, 2});
       CHECK(now.slot(1).rescued.empty());
     }
-    SUBCASE("one that fails again replaces it") {
+    SUBCASE("another failed write replaces it") {
       std::memset(now.chunk.data() + piece_bytes, 0x55, piece_bytes);
       now.write({1});
       CHECK(now.slot(1).rescued.size() == 1);
@@ -175,7 +175,7 @@ TEST_SUITE("slot_io") {
     }
   }
 
-  TEST_CASE("SlotIo: a piece that cannot be read is lost, its neighbours are not") {
+  TEST_CASE("SlotIo: a piece that cannot be read is lost, others are not") {
     Bench now;
     now.write({0, 1, 2});
     now.faults.plant({.read_error = EIO,
@@ -212,12 +212,12 @@ TEST_SUITE("slot_io") {
     CHECK(now.slot(1).read_jobs == 0);
   }
 
-  TEST_CASE("SlotIo: a slot that was given back is not written, unless a read is still to come") {
+  TEST_CASE("SlotIo: a slot that was given back is written only if a read is still to come") {
     Bench now;
     Io::Job* const write = now.jobs({0}, SlotAccess::write);
     bool is_read = false;
-    SUBCASE("no read") {}
-    SUBCASE("a read") {
+    SUBCASE("without a read") {}
+    SUBCASE("with a read") {
       is_read = true;
     }
     Io::Job* const read = is_read ? now.jobs({0}, SlotAccess::read) : nullptr;
@@ -233,6 +233,6 @@ TEST_SUITE("slot_io") {
     }
     std::size_t known = 0;
     now.ledger.for_each_slot([&](HostSlot const&) { ++known; });
-    CHECK(known == 3);  // the record of the slot went with its last job
+    CHECK(known == 3);  // the slot was removed with its last job
   }
 }

@@ -22,7 +22,7 @@ using Lane = StagingLane<SimApi>;
 
 namespace {
 
-/// Refuses to wait so many times.
+/// A device whose next `refusals` waits fail.
 struct RefusingApi : SimApi {
   using SimApi::BasicSimApi;
   using SimApi::synchronize;
@@ -41,7 +41,7 @@ struct RefusingApi : SimApi {
 }  // namespace
 
 TEST_SUITE("staging") {
-  TEST_CASE("StagingLane: chunks are aligned, apart, and large enough") {
+  TEST_CASE("StagingLane: chunks are aligned, disjoint and large enough") {
     SimApi device;
     StreamOrder<SimApi> order{device};
     Lane lane{device, order, 3, 5000, -1};
@@ -58,7 +58,7 @@ TEST_SUITE("staging") {
     CHECK(device.usage().pinned_bytes >= 3 * 8192);
   }
 
-  TEST_CASE("StagingLane: the chunk that was handed on longest ago comes next, with its fence") {
+  TEST_CASE("StagingLane: the chunk released longest ago comes next, with its fence") {
     SimApi device;
     StreamOrder<SimApi> order{device};
     Lane lane{device, order, 2, 4096, -1};
@@ -80,7 +80,7 @@ TEST_SUITE("staging") {
     CHECK(chunk.fence() == Fence{use});
   }
 
-  TEST_CASE("StagingLane: who finds every chunk held waits for one, and that is counted") {
+  TEST_CASE("StagingLane: if every chunk is held, the caller waits, and the wait is counted") {
     SimApi device;
     StreamOrder<SimApi> order{device};
     Lane lane{device, order, 1, 4096, -1};
@@ -100,7 +100,7 @@ TEST_SUITE("staging") {
     CHECK(lane.waits() == 1);
   }
 
-  TEST_CASE("StagingLane: without room for its chunks there is no lane and nothing left behind") {
+  TEST_CASE("StagingLane: without room for its chunks a lane is empty and leaves nothing behind") {
     SimOptions options;
     options.pinned_capacity_bytes = 8192;
     SimApi device{options};
@@ -111,7 +111,7 @@ TEST_SUITE("staging") {
     CHECK(device.usage() == before);
   }
 
-  TEST_CASE("SyncCopier: bytes of more than a chunk go to the device and come back") {
+  TEST_CASE("SyncCopier: bytes larger than a chunk go to the device and come back") {
     SimApi device;
     auto const stream = device.create_stream();
     std::size_t const bytes = 2 * SyncCopier<SimApi>::chunk_bytes + 1000;
@@ -135,8 +135,7 @@ TEST_SUITE("staging") {
     device.release(memory, bytes);
   }
 
-  TEST_CASE(
-      "SyncCopier: a copy that fails keeps its chunk, and without pinned memory there is none") {
+  TEST_CASE("SyncCopier: a failed copy keeps its chunk; without pinned memory copies fail") {
     SimOptions options;
     options.pinned_capacity_bytes = SyncCopier<SimApi>::chunk_bytes;
     SimApi device{options};
@@ -157,7 +156,7 @@ TEST_SUITE("staging") {
     device.release(memory, 1000);
   }
 
-  TEST_CASE("SyncCopier: a chunk that the device may still write is not used for another copy") {
+  TEST_CASE("SyncCopier: a chunk that the device may still write is not reused") {
     RefusingApi device;
     auto const stream = device.create_stream();
     auto const other = device.create_stream();
@@ -177,7 +176,7 @@ TEST_SUITE("staging") {
       device.fill(from, 1, bytes, stream);
       device.launch(stream, wait);
       std::size_t const pinned_bytes = device.usage().pinned_bytes;
-      SUBCASE("the wait fails, and again") {
+      SUBCASE("the wait fails twice") {
         device.refusals = 2;
         CHECK_THROWS_AS(copier.copy_to_host_sync(out.data(), from, bytes, stream), DeviceError);
         copier.copy_from_host_sync(to, in.data(), bytes, other);

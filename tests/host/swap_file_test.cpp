@@ -92,7 +92,7 @@ TEST_SUITE("swap_file") {
     CHECK(std::equal(second.begin(), second.end(), back.begin() + 1000));
   }
 
-  TEST_CASE("SwapFile: in a folder it has no name") {
+  TEST_CASE("SwapFile: a file in a folder has no name") {
     TemporaryFolder folder;
     File file{folder.path(), false, {}};
     REQUIRE(file.try_reserve(10));
@@ -100,7 +100,7 @@ TEST_SUITE("swap_file") {
     CHECK(folder.entries() == 0);
   }
 
-  TEST_CASE("SwapFile: a named file is there while it is used and gone afterwards") {
+  TEST_CASE("SwapFile: a named file exists while it is used, and is removed at the end") {
     TemporaryFolder folder;
     {
       File file{folder.path() / "swap", false, {}};
@@ -109,7 +109,7 @@ TEST_SUITE("swap_file") {
     CHECK(folder.entries() == 0);
   }
 
-  TEST_CASE("SwapFile: a relative name means the same file when the program goes elsewhere") {
+  TEST_CASE("SwapFile: a relative path stays the same file after a change of directory") {
     TemporaryFolder folder;
     auto const before = std::filesystem::current_path();
     std::filesystem::create_directory(folder.path() / "other");
@@ -124,7 +124,7 @@ TEST_SUITE("swap_file") {
     CHECK(std::filesystem::exists(folder.path() / "other" / "swap"));
   }
 
-  TEST_CASE("SwapFile: another file that has got its name is not removed") {
+  TEST_CASE("SwapFile: another file that took over the name is not removed") {
     TemporaryFolder folder;
     auto const path = folder.path() / "swap";
     {
@@ -135,7 +135,7 @@ TEST_SUITE("swap_file") {
     CHECK(std::filesystem::exists(path));
   }
 
-  TEST_CASE("SwapFile: a forked child leaves the file to its parent") {
+  TEST_CASE("SwapFile: a forked child does not remove its parent's file") {
     TemporaryFolder folder;
     auto const path = folder.path() / "swap";
     auto file = std::make_unique<File>(path, false, PosixFileIo{});
@@ -167,7 +167,7 @@ TEST_SUITE("swap_file") {
     CHECK(file->try_reserve(4096) == 8192);
   }
 
-  TEST_CASE("SwapFile: where the system cannot allocate room, it is written") {
+  TEST_CASE("SwapFile: room can be reserved where fallocate is not supported") {
     for (bool const is_direct : {false, true}) {
       TemporaryFolder folder;
       File file{folder.path(), is_direct, {}};
@@ -178,7 +178,7 @@ TEST_SUITE("swap_file") {
     }
   }
 
-  TEST_CASE("SwapFile: a call for room that is always interrupted comes to an end") {
+  TEST_CASE("SwapFile: fallocate that is interrupted every time is given up") {
     TemporaryFolder folder;
     File file{folder.path(), false, {}};
     on_thread_where_fallocate_fails(EINTR, [&] { CHECK_FALSE(file.try_reserve(4096)); });
@@ -200,7 +200,7 @@ TEST_SUITE("swap_file") {
     CHECK(content == "data");
   }
 
-  TEST_CASE("SwapFile: a path that cannot be opened is named together with the reason") {
+  TEST_CASE("SwapFile: the error for a path that cannot be opened names path and reason") {
     TemporaryFolder folder;
     auto const path = folder.path() / "missing" / "swap";
 
@@ -228,7 +228,7 @@ TEST_SUITE("swap_file") {
     CHECK(io.calls().reads > 1000 / 7);
   }
 
-  TEST_CASE("SwapFile: errors come back as their numbers") {
+  TEST_CASE("SwapFile: errors are returned as their numbers") {
     TemporaryFolder folder;
     FaultyFileIo io;
     FaultyFile file{folder.path(), false, io};
@@ -244,7 +244,7 @@ TEST_SUITE("swap_file") {
     CHECK(queue.read(data.data(), data.size(), 0) == EIO);
   }
 
-  TEST_CASE("SwapFile: where there is no room the size stays and the attempt is undone") {
+  TEST_CASE("SwapFile: if there is no room, the size is unchanged and the attempt undone") {
     TemporaryFolder folder;
     FaultyFileIo io;
     FaultyFile file{folder.path(), false, io};
@@ -260,7 +260,7 @@ TEST_SUITE("swap_file") {
     CHECK(file.refusal() == 0);
   }
 
-  TEST_CASE("SwapFile: the system's limit on file sizes is met when the file grows") {
+  TEST_CASE("SwapFile: the system's limit on file sizes is detected when the file grows") {
     TemporaryFolder folder;
     File file{folder.path(), false, {}};
     rlimit before{};
@@ -278,7 +278,7 @@ TEST_SUITE("swap_file") {
     CHECK(file.refusal() == EFBIG);
   }
 
-  TEST_CASE("SwapFile: room that was released is gone from the disk and taken again first") {
+  TEST_CASE("SwapFile: released room is removed from the disk and used again first") {
     TemporaryFolder folder;
     File file{folder.path() / "swap", false, {}};
     auto queue = file.make_queue({});
@@ -306,7 +306,7 @@ TEST_SUITE("swap_file") {
     CHECK(file.try_reserve(part / 2) == part / 2);
   }
 
-  TEST_CASE("SwapFile: direct I/O is used where the file system has it, and said") {
+  TEST_CASE("SwapFile: direct I/O is used and reported where the file system supports it") {
     TemporaryFolder folder;
     File direct{folder.path(), true, {}};
     File plain{folder.path(), false, {}};

@@ -33,7 +33,7 @@ SimOptions pinned_capacity(std::size_t bytes) {
 }  // namespace
 
 TEST_SUITE("tier_memory") {
-  TEST_CASE("PinnedMemory: it is freed once, by the object that has it last") {
+  TEST_CASE("PinnedMemory: the memory is freed once, by its last owner") {
     SimApi device;
     {
       Pinned first = Pinned::try_allocate(device, 4096, -1);
@@ -55,7 +55,7 @@ TEST_SUITE("tier_memory") {
     CHECK(device.usage().pinned_bytes == 0);
   }
 
-  TEST_CASE("TierMemory: a slab that nobody adopts is freed, an adopted one stays") {
+  TEST_CASE("TierMemory: a slab that is not adopted is freed, an adopted one stays") {
     SimApi device;
     Memory memory{device, {}, -1, {}};
     CHECK(memory.file() == nullptr);
@@ -72,8 +72,7 @@ TEST_SUITE("tier_memory") {
     CHECK(device.usage().pinned_bytes == 8192);
   }
 
-  TEST_CASE(
-      "TierMemory: pageable slabs are mapped, and bound where a node is named or not at all") {
+  TEST_CASE("TierMemory: pageable slabs are mapped, and not bound if no node is named") {
     SimApi device;
     Memory memory{device, {}, -1, {}};
 
@@ -86,7 +85,7 @@ TEST_SUITE("tier_memory") {
     CHECK_FALSE(memory.try_reserve(HostTier::pageable, std::size_t{1} << 60U).has_value());
   }
 
-  TEST_CASE("TierMemory: slabs of the file follow each other, and a full disk gives none") {
+  TEST_CASE("TierMemory: slabs of the file are consecutive, and a full disk gives none") {
     TemporaryFolder folder;
     FaultyFileIo io;
     SimApi device;
@@ -104,7 +103,7 @@ TEST_SUITE("tier_memory") {
     CHECK(memory.try_reserve(HostTier::file, 4096)->place.file_offset == 4096);
   }
 
-  TEST_CASE("TierMemory: a file that cannot be opened is an error that names it") {
+  TEST_CASE("TierMemory: the error for a file that cannot be opened names it") {
     SimApi device;
     CHECK_THROWS_AS((Memory{device, {.file_bytes = 4096, .file = "/nowhere/at/all"}, -1, {}}),
                     FileTierError);

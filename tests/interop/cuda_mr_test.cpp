@@ -69,7 +69,7 @@ struct Fixture {
 }  // namespace
 
 TEST_SUITE("cuda_mr") {
-  TEST_CASE("CudaMemoryResource: both spellings reach the same memory") {
+  TEST_CASE("CudaMemoryResource: the interfaces of CCCL and of the toolkit share the memory") {
     Fixture f;
     cuda::stream_ref const stream{f.first};
 
@@ -90,7 +90,7 @@ TEST_SUITE("cuda_mr") {
     CHECK_THROWS_AS(f.resource.deallocate_sync(s, 1000), ContractViolation);
   }
 
-  TEST_CASE("CudaMemoryResource: it is made of leased memory") {
+  TEST_CASE("CudaMemoryResource: allocates leased memory") {
     Fixture f;
     Allocator& memory = f.allocator;
     // [resource]
@@ -100,7 +100,7 @@ TEST_SUITE("cuda_mr") {
     CHECK(&resource.memory() == &scratch);
   }
 
-  TEST_CASE("CudaMemoryResource: copies are equal and share, others are not") {
+  TEST_CASE("CudaMemoryResource: copies compare equal and share their memory, others do not") {
     Fixture f;
     LeasedMemory<Allocator> other{f.allocator};
     Resource copy = f.resource;
@@ -112,20 +112,20 @@ TEST_SUITE("cuda_mr") {
     CHECK(&copy.memory() == &f.memory);
   }
 
-  TEST_CASE("CudaMemoryResource: too much is a std::bad_alloc") {
+  TEST_CASE("CudaMemoryResource: a request that is too large throws std::bad_alloc") {
     Fixture f;
     CHECK_THROWS_AS((void)f.resource.allocate_sync(2_MiB), std::bad_alloc);
     CHECK_THROWS_AS((void)f.resource.allocate(cuda::stream_ref{f.first}, 2_MiB), std::bad_alloc);
   }
 
-  TEST_CASE("CudaMemoryResource: a handle that means another stream in every thread is refused") {
+  TEST_CASE("CudaMemoryResource: a handle that is another stream in each thread is refused") {
     Fixture f;
     cuda::stream_ref const mine{cudaStreamPerThread};
     CHECK_THROWS_AS((void)f.resource.allocate(mine, 64), ContractViolation);
     CHECK(f.allocator.stats().allocated.blocks.current == 0);
   }
 
-  TEST_CASE("CudaMemoryResource: memory passes between streams behind the work that used it") {
+  TEST_CASE("CudaMemoryResource: memory passes between streams after the work that used it") {
     Fixture f;
     test::HostWork<CudaApi> work{f.device};
     for (std::uint32_t i = 0; i < 20; ++i) {
@@ -140,7 +140,7 @@ TEST_SUITE("cuda_mr") {
   }
 
 #if CCCL_VERSION < 3001000
-  TEST_CASE("CudaMemoryResource: works behind the toolkit's type-erased references") {
+  TEST_CASE("CudaMemoryResource: works through the toolkit's type-erased references") {
     Fixture f;
     cuda::mr::async_resource_ref<cuda::mr::device_accessible> const reference{f.resource};
     auto any = reference;

@@ -61,7 +61,7 @@ static_assert(offsetof(dlpack::DataType, bits) == 1 && offsetof(dlpack::DataType
               sizeof(dlpack::DataType) == 4);
 static_assert(offsetof(dlpack::Device, id) == 4 && sizeof(dlpack::Device) == 8);
 
-/// What a consumer sees, which knows the ABI and nothing of us.
+/// What a consumer sees that knows only the ABI.
 AbiManagedTensor read_abi(ManagedTensor const* managed) {
   AbiManagedTensor abi{};
   std::memcpy(&abi, managed, sizeof abi);
@@ -74,7 +74,7 @@ constexpr bool is_type(dlpack::TypeCode code, int bits, int lanes) {
   return type.code == code && type.bits == bits && type.lanes == lanes;
 }
 
-/// As libraries for device code have their own.
+/// Stands for the type of a library for device code.
 struct DeviceComplex {
   using value_type = float;
   [[nodiscard]] float real() const { return parts[0]; }
@@ -106,7 +106,7 @@ using Consumed = std::unique_ptr<ManagedTensor, Consumer>;
 }  // namespace
 
 TEST_SUITE("dlpack") {
-  TEST_CASE("data_type: each element type has its code, bits and lanes") {
+  TEST_CASE("data_type: gives the code, bits and lanes of each element type") {
     using dlpack::TypeCode;
     CHECK(is_type<bool>(TypeCode::boolean, 8, 1));
     CHECK(is_type<std::int8_t>(TypeCode::signed_integer, 8, 1));
@@ -131,7 +131,7 @@ TEST_SUITE("dlpack") {
     static_assert(static_cast<int>(TypeCode::boolean) == 6);
   }
 
-  TEST_CASE("device_of: a CUDA device is named by its ordinal, everything else is host memory") {
+  TEST_CASE("device_of: a CUDA device has its ordinal, everything else is host memory") {
     struct Gpu : SimApi {
       [[nodiscard]] static int ordinal() noexcept { return 3; }
     };
@@ -144,7 +144,7 @@ TEST_SUITE("dlpack") {
     CHECK(dlpack::device_of(sim).id == 0);
   }
 
-  TEST_CASE("export_tensor: a consumer that knows the ABI finds the tensor") {
+  TEST_CASE("export_tensor: a consumer that knows only the ABI can read the tensor") {
     SmallBench bench;
     std::vector<std::int32_t> const values{1, 2, 3, 4, 5, 6};
     auto tensor = SwappableTensor<std::int32_t, 2, SmallAllocator>::from_host_sync(
@@ -170,7 +170,7 @@ TEST_SUITE("dlpack") {
     CHECK(std::vector<std::int32_t>{elements, elements + 6} == values);
   }
 
-  TEST_CASE("export_tensor: a tensor without dimensions has no shape to read") {
+  TEST_CASE("export_tensor: a tensor without dimensions has a null shape") {
     SmallBench bench;
     SwappableTensor<double, 0, SmallAllocator> tensor{bench.allocator, {}};
     Consumed const managed{exported(bench, tensor, Access::write)};
@@ -179,7 +179,7 @@ TEST_SUITE("dlpack") {
     CHECK(managed->dl_tensor.data != nullptr);
   }
 
-  TEST_CASE("export_tensor: only what was leased for reading is read-only") {
+  TEST_CASE("export_tensor: only a lease for reading is exported as read-only") {
     SmallBench bench;
     auto tensor = make_tensor<float>(bench.allocator, {4});
     Consumed{exported(bench, tensor, Access::write)};
@@ -190,7 +190,7 @@ TEST_SUITE("dlpack") {
     }
   }
 
-  TEST_CASE("export_tensor: the block stays where it is until the deleter runs") {
+  TEST_CASE("export_tensor: the block stays in place until the deleter runs") {
     SmallBench bench;
     auto tensor = make_tensor<float>(bench.allocator, {100'000});  // 400 of 1024 KB
     auto other = make_tensor<float>(bench.allocator, {100'000});
@@ -238,7 +238,7 @@ TEST_SUITE("dlpack") {
     CHECK_NOTHROW(tensor.swap_out());
   }
 
-  TEST_CASE("export_tensor: a lease that has ended or was handed on cannot be exported") {
+  TEST_CASE("export_tensor: a lease that has ended or was moved from cannot be exported") {
     SmallBench bench;
     auto const device = dlpack::device_of(bench.allocator.device());
     auto tensor = make_tensor<float>(bench.allocator, {1000});
@@ -252,7 +252,7 @@ TEST_SUITE("dlpack") {
     CHECK(bench.allocator.stats().leased.blocks.current == 1);
   }
 
-  TEST_CASE("export_tensor: the caller may name the type, if it is as large") {
+  TEST_CASE("export_tensor: the caller may choose another element type of the same size") {
     SmallBench bench;
     auto const device = dlpack::device_of(bench.allocator.device());
     auto tensor = make_tensor<Half>(bench.allocator, {8});

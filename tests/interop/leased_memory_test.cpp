@@ -29,7 +29,7 @@ using spillway::testing::SteppedSimApi;
 
 namespace spillway::test {
 
-/// What `LeasingAllocator` asks for beside `Pager`, and nothing else. It is never run.
+/// Has only what `LeasingAllocator` requires beyond `Pager`. It is never run.
 struct LeasingArchetype : PagerArchetype {
   using device_type = DeviceArchetype;
   using stream_type = device_type::stream_type;
@@ -71,7 +71,7 @@ typename Allocator::Options small() {
   return options;
 }
 
-/// The allocator, what it hands out and a few streams.
+/// The allocator, the leased memory that is tested, and a few streams.
 template <class Allocator>
 struct Fixture {
   using Device = typename Allocator::device_type;
@@ -95,7 +95,7 @@ std::string text_of(void const* p) {
 template class spillway::LeasedMemory<spillway::test::LeasingArchetype>;
 
 TEST_SUITE("leased_memory") {
-  TEST_CASE("LeasedMemory: is usable, distinct and aligned as asked for") {
+  TEST_CASE("LeasedMemory: allocations are usable, distinct and aligned as requested") {
     Fixture<Threaded> f;
     LeasedMemory memory{f.allocator};
     std::vector<void*> all;
@@ -114,7 +114,7 @@ TEST_SUITE("leased_memory") {
     CHECK(f.allocator.stats().allocated.blocks.current == 0);
   }
 
-  TEST_CASE("LeasedMemory: nothing asked for is nothing given") {
+  TEST_CASE("LeasedMemory: a request of 0 bytes gives null") {
     Fixture<Threaded> f;
     LeasedMemory memory{f.allocator};
     CHECK(memory.allocate(0, 256, f.a) == nullptr);
@@ -132,7 +132,8 @@ TEST_SUITE("leased_memory") {
     CHECK_THROWS_AS((void)memory.allocate(~std::size_t{0}, 1024, f.a), ContractViolation);
   }
 
-  TEST_CASE("LeasedMemory: what is not allocated is refused by name, once freed or foreign") {
+  TEST_CASE(
+      "LeasedMemory: freeing an unknown, foreign or freed address is refused with a message") {
     Fixture<Threaded> f;
     LeasedMemory memory{f.allocator};
     void* const p = memory.allocate(100, 256, f.a);
@@ -154,7 +155,7 @@ TEST_SUITE("leased_memory") {
     CHECK(memory.allocation_count() == 0);
   }
 
-  TEST_CASE("LeasedMemory: stays where it is while blocks around it are pushed out") {
+  TEST_CASE("LeasedMemory: an allocation keeps its address while other blocks are evicted") {
     Fixture<Threaded> f;
     LeasedMemory memory{f.allocator};
     auto* const p = static_cast<unsigned char*>(memory.allocate(capacity / 2, 256, f.a));
@@ -171,7 +172,8 @@ TEST_SUITE("leased_memory") {
     memory.deallocate(p, f.a);
   }
 
-  TEST_CASE("LeasedMemory: too much is OutOfDeviceMemory, and nothing is left behind") {
+  TEST_CASE("LeasedMemory: a request that is too large throws OutOfDeviceMemory and leaves nothing "
+            "behind") {
     Fixture<Threaded> f;
     LeasedMemory memory{f.allocator};
     void* const p = memory.allocate(capacity * 3 / 4, 256, f.a);
@@ -183,7 +185,7 @@ TEST_SUITE("leased_memory") {
     memory.deallocate(memory.allocate(capacity, 256, f.b), f.b);
   }
 
-  TEST_CASE("LeasedMemory: an allocation whose lease fails leaves no block behind") {
+  TEST_CASE("LeasedMemory: if the lease of an allocation fails, no block is left") {
     Fixture<Threaded> f;
     LeasedMemory memory{f.allocator};
     memory.deallocate(memory.allocate(capacity, 256, f.a), f.a);
@@ -193,7 +195,7 @@ TEST_SUITE("leased_memory") {
     CHECK(memory.allocation_count() == 0);
   }
 
-  TEST_CASE("LeasedMemory: a deallocation that fails leaves the memory allocated") {
+  TEST_CASE("LeasedMemory: a failed deallocation leaves the memory allocated") {
     Fixture<Threaded> f;
     LeasedMemory memory{f.allocator};
     memory.deallocate(memory.allocate(capacity, 256, f.a), f.a);
@@ -205,7 +207,7 @@ TEST_SUITE("leased_memory") {
     CHECK(f.allocator.stats().allocated.blocks.current == 0);
   }
 
-  TEST_CASE("LeasedMemory: goes back at the end if nobody gave it back") {
+  TEST_CASE("LeasedMemory: frees at its end what was not deallocated") {
     Fixture<Threaded> f;
     std::size_t const streams = f.device.usage().streams;
     {
@@ -243,7 +245,7 @@ TEST_SUITE("leased_memory") {
     }
   }
 
-  TEST_CASE("LeasedMemory: memory for any stream is nobody else's any more when it is handed out") {
+  TEST_CASE("LeasedMemory: memory for any stream is handed out after all work on it has finished") {
     Fixture<Stepped> f;
     LeasedMemory memory{f.allocator};
     test::HostWork<SteppedSimApi> work{f.device};
@@ -262,7 +264,7 @@ TEST_SUITE("leased_memory") {
     memory.deallocate_sync(q);
   }
 
-  TEST_CASE("LeasedMemory: on its own stream, allocating and freeing makes no device call") {
+  TEST_CASE("LeasedMemory: allocating and freeing on its own stream makes no device call") {
     Fixture<Threaded> f;
     LeasedMemory memory{f.allocator};
     memory.deallocate(memory.allocate(4096, 256, f.a), f.a);
@@ -273,7 +275,7 @@ TEST_SUITE("leased_memory") {
     CHECK(f.device.calls() == before);
   }
 
-  TEST_CASE("LeasedMemory: threads share it, each on a stream of its own") {
+  TEST_CASE("LeasedMemory: several threads may use it, each on its own stream") {
     Fixture<Threaded> f;
     LeasedMemory memory{f.allocator};
     test::HostWork<SimApi> work{f.device};

@@ -28,7 +28,7 @@ decltype(auto) at(Span const& span, Index... index) {
 }  // namespace
 
 TEST_SUITE("mdspan") {
-  TEST_CASE("as_mdspan: it names the same elements as the view") {
+  TEST_CASE("as_mdspan: gives the same elements as the view") {
     std::array<int, 60> data{};
     std::iota(data.begin(), data.end(), 0);
     TensorView<int, 3> const view{data.data(), {2, 3, 4}, {30, 8, 2}};
@@ -48,7 +48,7 @@ TEST_SUITE("mdspan") {
     }
   }
 
-  TEST_CASE("as_mdspan: without dimensions it is one element") {
+  TEST_CASE("as_mdspan: without dimensions it has one element") {
     int only = 5;
     auto const span = as_mdspan(TensorView<int, 0>{&only, {}, {}});
 
@@ -56,7 +56,7 @@ TEST_SUITE("mdspan") {
     CHECK(&at(span) == &only);
   }
 
-  TEST_CASE("as_mdspan: writes through it are writes to the tensor") {
+  TEST_CASE("as_mdspan: writing through it writes to the tensor") {
     support::SmallBench bench;
     auto tensor = spillway::make_tensor<float>(bench.allocator, {2, 3});
     {

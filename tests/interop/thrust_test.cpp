@@ -78,8 +78,7 @@ TEST_SUITE("thrust") {
     CHECK(f.memory.allocation_count() == 0);
   }
 
-  TEST_CASE(
-      "ThrustAllocator: vectors of two resources keep to their own when swapped and assigned") {
+  TEST_CASE("ThrustAllocator: vectors of two resources keep their own when swapped and assigned") {
     Fixture f;
     LeasedMemory<Allocator> other_memory{f.allocator};
     Resource resource{f.memory};
@@ -98,7 +97,7 @@ TEST_SUITE("thrust") {
     CHECK(f.memory.allocation_count() == 0);
   }
 
-  TEST_CASE("ThrustResource: algorithms take their scratch memory from it and give it back") {
+  TEST_CASE("ThrustResource: algorithms allocate their scratch memory from it and free it") {
     Fixture f;
     Resource resource{f.memory};
     Vector<int> v(100'000, 0, &resource);
@@ -116,7 +115,7 @@ TEST_SUITE("thrust") {
     CHECK(v[99'999] == 0);
   }
 
-  TEST_CASE("ThrustResource: on a stream, memory passes on behind the work of that stream") {
+  TEST_CASE("ThrustResource: on a stream, memory is reused after that stream's work") {
     Fixture f;
     auto const a = f.rig.stream();
     auto const b = f.rig.stream();
@@ -136,7 +135,8 @@ TEST_SUITE("thrust") {
     CHECK(work.wrong() == 0);
   }
 
-  TEST_CASE("ThrustResource: honours alignment, and too much is a std::bad_alloc") {
+  TEST_CASE(
+      "ThrustResource: respects alignment, and a request that is too large throws std::bad_alloc") {
     Fixture f;
     Resource resource{f.memory};
     auto const p = resource.allocate(10, 4096);
@@ -146,7 +146,7 @@ TEST_SUITE("thrust") {
     CHECK(f.memory.allocation_count() == 0);
   }
 
-  TEST_CASE("ThrustResource: feeds Thrust's own pools") {
+  TEST_CASE("ThrustResource: works as the upstream of Thrust's own pools") {
     Fixture f;
     ThrustResource<Allocator, void*> resource{f.memory};
     {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What launches the library's kernels, on the stand-in for a CUDA device: it has no cores, and runs
-// on the host what each thread of them does.
+// The code that launches the library's kernels, on the stand-in for a CUDA device, which runs each
+// thread of a kernel on the host.
 #include <spillway/device/cuda/cuda_api.hpp>
 #include <spillway/testing/device_contracts.hpp>
 #include <spillway/testing/stream_codec_contract.hpp>
@@ -27,7 +27,7 @@ TEST_SUITE("cuda_codecs") {
 
   }  // namespace
 
-  TEST_CASE("CudaCopyKernel: a launch takes many blocks, and empty ones are left out") {
+  TEST_CASE("CudaCopyKernel: a launch takes many blocks and skips empty ones") {
     CudaApiWithCopyKernel device;
     spillway::testing::DeviceRig<CudaApi> rig{device};
     auto const stream = rig.stream();

@@ -43,7 +43,7 @@ std::string written(Write write) {
 }  // namespace
 
 TEST_SUITE("json_stream") {
-  TEST_CASE("JsonStream: commas stand between values and nowhere else") {
+  TEST_CASE("JsonStream: commas are written only between values") {
     auto const text = written([](JsonStream& json) {
       json.begin_object().key("a").begin_array().value(1).value(2).end_array();
       json.key("b").begin_array().end_array().key("c").begin_object().end_object();
@@ -55,7 +55,7 @@ TEST_SUITE("json_stream") {
     CHECK(text == R"({"a":[1,2],"b":[],"c":{},"d":true,"e":"text","f":[{},{"g":false}]})");
   }
 
-  TEST_CASE("JsonStream: new lines stand between values and do not change them") {
+  TEST_CASE("JsonStream: new lines are written between values and do not change them") {
     auto const text = written([](JsonStream& json) {
       json.begin_array().new_line().value(1).new_line().value(2).new_line().end_array();
     });
@@ -63,7 +63,7 @@ TEST_SUITE("json_stream") {
     CHECK(text == "[\n1,\n2\n]");
   }
 
-  TEST_CASE("JsonStream: a string of any bytes below 128 comes back as it was") {
+  TEST_CASE("JsonStream: a string of any bytes below 128 is read back unchanged") {
     std::string all;
     for (char c = 0; c >= 0; c = static_cast<char>(c + 1)) {
       all += c;
@@ -81,7 +81,7 @@ TEST_SUITE("json_stream") {
     CHECK(read.begin().value() == all);
   }
 
-  TEST_CASE("JsonStream: numbers are exact, whatever the locale") {
+  TEST_CASE("JsonStream: numbers are exact in any locale") {
     constexpr auto most = std::numeric_limits<std::uint64_t>::max();
     constexpr auto least = std::numeric_limits<std::int64_t>::min();
     auto const read = nlohmann::json::parse(written([](JsonStream& json) {
@@ -112,7 +112,7 @@ TEST_SUITE("json_stream") {
     CHECK(text == "[0,0.001,0.020,0.300,0.999,1,1.050,4000000.007,18446744073709551.615]");
   }
 
-  TEST_CASE("JsonStream: a type says how it is written by `write_value`") {
+  TEST_CASE("JsonStream: `write_value` defines how a type is written") {
     CHECK(written([](JsonStream& json) {
             json.begin_object().member("p", Point{3, 4}).member("q", Point{}).end_object();
           }) == R"({"p":[3,4],"q":[0,0]})");

@@ -74,7 +74,7 @@ int attach(NvtxGetExportTableFunc_t get_table) {
 
 TEST_SUITE("nvtx") {
   // One case: a tool is asked for once in a program.
-  TEST_CASE("NvtxMarks: a tool sees a mark for each record and a range for each step") {
+  TEST_CASE("NvtxMarks: a profiler sees a mark for each record and a range for each step") {
     InitializeInjectionNvtx2_fnptr = attach;
     {
       NvtxMarks marks;

@@ -43,7 +43,7 @@ using Lines = std::vector<std::string>;
 }  // namespace
 
 TEST_SUITE("range_history") {
-  TEST_CASE("range_changes: a block takes ranges and gives them up as the records say") {
+  TEST_CASE("range_changes: records show when a block takes a range and gives it up") {
     CHECK(told({record(RecordKind::allocate, a, 0),
                 record(RecordKind::make_resident, a, 100),
                 record(RecordKind::swap_out, a, 100),
@@ -66,7 +66,7 @@ TEST_SUITE("range_history") {
     CHECK(told({record(RecordKind::allocate, a, 0), record(RecordKind::deallocate, a, 0)}).empty());
   }
 
-  TEST_CASE("range_changes: whoever lies where another block arrives has left") {
+  TEST_CASE("range_changes: a block gives up its range if another one takes an overlapping range") {
     CHECK(told({record(RecordKind::make_resident, a, 100),
                 record(RecordKind::make_resident, b, 199),
                 record(RecordKind::deallocate, a, 0)}) ==
@@ -78,7 +78,7 @@ TEST_SUITE("range_history") {
           Lines{"0:+a@300", "1:-a@300", "1:+b@200"});
   }
 
-  TEST_CASE("range_changes: what is given up first was there from the start") {
+  TEST_CASE("range_changes: a range given up without being taken was there from the start") {
     CHECK(told({record(RecordKind::drop, a, 100),
                 record(RecordKind::drop, b, 200),
                 record(RecordKind::drop, a, 100)}) == Lines{"0:-a@100", "1:-b@200"});
@@ -90,7 +90,7 @@ TEST_SUITE("range_history") {
           Lines{"1:-a@100"});
   }
 
-  TEST_CASE("range_changes: records that concern no block change nothing") {
+  TEST_CASE("range_changes: records without a block change nothing") {
     CHECK(told({record(RecordKind::grow, {}, 100),
                 record(RecordKind::trim, {}, 100),
                 record(RecordKind::step, {}, 0),

@@ -96,7 +96,7 @@ TEST_SUITE("snapshot") {
     }
   }
 
-  TEST_CASE("snapshot: a block shows its leases, whether it is clean, and where it is not") {
+  TEST_CASE("snapshot: shows whether a block is leased, clean or away") {
     WatchedProgram<WatchedOnDemand> program{1};
     program.run(8);
     program.buffers.resize(4);
@@ -133,8 +133,7 @@ TEST_SUITE("snapshot") {
     CHECK(absent.at(untouched.id()) == Residency::none);
   }
 
-  TEST_CASE(
-      "snapshot: a block that its recipe makes again is nowhere, and what was freed is gone") {
+  TEST_CASE("snapshot: a dropped block has no place, and a freed block does not appear") {
     WatchedProgram<WatchedOnDemand> program{1};
     program.buffers.clear();
     auto const stream = program.device.create_stream();
@@ -155,7 +154,7 @@ TEST_SUITE("snapshot") {
     CHECK(now.absent.front().residency == Residency::none);
   }
 
-  TEST_CASE("snapshot: what was in a segment before it was given back is not shown") {
+  TEST_CASE("snapshot: a block in a segment that was released is not shown") {
     WatchedProgram<WatchedOnDemand> program{1};
     program.run(8);
     auto const plain = snapshot(program.allocator);
@@ -244,7 +243,7 @@ TEST_SUITE("snapshot") {
   }
 
   TEST_CASE(
-      "write_json: a block that leaves is pending, and devices before this one have no trace") {
+      "write_json: a block in transit is pending; devices with a lower ordinal have empty traces") {
     MemorySnapshot made;
     made.device = 2;
     made.segments.push_back({.address = 1024, .size_bytes = 768});

@@ -46,7 +46,7 @@ TEST_SUITE("stats_json") {
     CHECK(made.next - support::CountedStats::first > 70);
   }
 
-  TEST_CASE("write_json: numbers are under the names of the members") {
+  TEST_CASE("write_json: numbers are written under the names of the members") {
     support::CountedStats const made;
     std::ostringstream out;
     write_json(out, made.stats, made.host);

@@ -50,7 +50,7 @@ TEST_SUITE("summary") {
     CHECK(human_bytes(std::numeric_limits<std::uint64_t>::max()) == "16.0 EiB");
   }
 
-  TEST_CASE("summary: all lines are equally long, and their bars lie below each other") {
+  TEST_CASE("summary: all lines have the same length, and their bars are aligned") {
     support::CountedStats const made;
     std::istringstream lines{summary(made.stats, made.host)};
 
@@ -66,7 +66,7 @@ TEST_SUITE("summary") {
     CHECK(width > 40);
   }
 
-  TEST_CASE("summary: rows tell what the statistics say") {
+  TEST_CASE("summary: rows show the values of the statistics") {
     Stats stats;
     stats.allocated.add(3_MiB);
     stats.allocated.add(1_MiB);
@@ -103,7 +103,7 @@ TEST_SUITE("summary") {
     CHECK(row(table, "file") == Cells{"file", "5.0 GiB", "0 B", "6.0 GiB", "11"});
   }
 
-  TEST_CASE("summary: what went wrong with the host pool is told only if it did") {
+  TEST_CASE("summary: failures of the host pool are shown only if there were any") {
     HostPoolStats host;
     CHECK(row(summary({}, host), "Failed writes").empty());
 
@@ -116,7 +116,7 @@ TEST_SUITE("summary") {
     CHECK_FALSE(row(table, "file (failed)").empty());
   }
 
-  TEST_CASE("summary: every number of the statistics has a place") {
+  TEST_CASE("summary: each number of the statistics appears") {
     support::CountedStats made;
     made.stats.host_wait_ns *= 1'000'000;
     auto const table = summary(made.stats, made.host);

@@ -43,7 +43,7 @@ struct CapturingDevice : SimApi {
 };
 static_assert(CapturingApi<CapturingDevice>);
 
-/// A device that runs what is enqueued when it ends, and counts who asks it for the time.
+/// A device that runs enqueued work in its destructor, and counts queries of the time.
 struct AskedDevice : testing::SteppedSimApi {
   explicit AskedDevice(int& count) : asked{&count} {}
   [[nodiscard]] std::uint64_t clock_ns() const noexcept {
@@ -56,8 +56,7 @@ struct AskedDevice : testing::SteppedSimApi {
 }  // namespace
 
 TEST_SUITE("timed_device") {
-  TEST_CASE(
-      "TimedDevice: a span lasts as long as the copy, and begins when what it waits for ends") {
+  TEST_CASE("TimedDevice: a span is as long as its copy, and starts when its stream was ready") {
     TimedModel device{gigabyte_a_second};
     auto const kernels = device.create_stream();
     auto const copies = device.create_stream();
@@ -163,8 +162,7 @@ TEST_SUITE("timed_device") {
     device.release(memory, 1_MiB);
   }
 
-  TEST_CASE(
-      "TimedDevice: a copy that the device refuses has no span, one that cannot be timed runs") {
+  TEST_CASE("TimedDevice: a refused copy has no span, and a copy that cannot be timed still runs") {
     TimedDevice<SimApi> device{SimOptions{.capacity_bytes = 4_MiB}};
     auto const stream = device.create_stream();
     void* const memory = device.try_reserve(1_MiB);
@@ -185,7 +183,7 @@ TEST_SUITE("timed_device") {
     device.release(memory, 1_MiB);
   }
 
-  TEST_CASE("TimedDevice: work that runs while the device ends is not timed") {
+  TEST_CASE("TimedDevice: work that runs during destruction of the device is not timed") {
     int asked = 0;
     int calls = 0;
     {
@@ -198,8 +196,7 @@ TEST_SUITE("timed_device") {
     CHECK(asked == 0);
   }
 
-  TEST_CASE(
-      "TimedDevice: what is captured into a graph, or switched off, is enqueued and not timed") {
+  TEST_CASE("TimedDevice: captured work, or any work while disabled, is enqueued and not timed") {
     TimedDevice<CapturingDevice> device;
     auto const stream = device.create_stream();
     int calls = 0;

@@ -41,7 +41,7 @@ TEST_SUITE("timeline race") {
 
   }  // namespace
 
-  TEST_CASE("Timeline: threads that tell it records at once lose none, and each keeps its order") {
+  TEST_CASE("Timeline: records of several threads are all kept, in each thread's order") {
     constexpr std::size_t threads = 4;
     constexpr std::size_t records_each = 5000;
     Timeline timeline;
@@ -67,7 +67,7 @@ TEST_SUITE("timeline race") {
     CHECK(std::all_of(seen.begin(), seen.end(), [&](auto n) { return n == records_each; }));
   }
 
-  TEST_CASE("Timeline: a limit holds while threads tell, and what is missing is counted") {
+  TEST_CASE("Timeline: its limit holds with several threads, and the missing records are counted") {
     Timeline timeline;
     timeline.set_limit(100);
     run_threads(4, [&](std::size_t me) {
@@ -82,7 +82,7 @@ TEST_SUITE("timeline race") {
     CHECK(timeline.records().size() + timeline.forgotten() == 4 * 2000);
   }
 
-  TEST_CASE("Timeline: it can be read and written while threads use the allocator it watches") {
+  TEST_CASE("Timeline: can be read and written while threads use the watched allocator") {
     SimApi device{{.capacity_bytes = 64_MiB}};
     Allocator::Options options{.capacity_bytes = 512_KiB};
     options.host.pinned_bytes = 64_MiB;

@@ -60,7 +60,7 @@ std::vector<json> phase(json const& trace, char const* letter) {
 }  // namespace
 
 TEST_SUITE("timeline") {
-  TEST_CASE("Timeline: what it remembers adds up to the statistics") {
+  TEST_CASE("Timeline: its records add up to the statistics") {
     for (std::uint64_t const seed : {1U, 2U, 3U}) {
       CAPTURE(seed);
       Program program{seed};
@@ -88,7 +88,7 @@ TEST_SUITE("timeline") {
     }
   }
 
-  TEST_CASE("Timeline: records come out in order of time, those of the same time as they came") {
+  TEST_CASE("Timeline: records are sorted by time, and equal times keep their order") {
     Timeline timeline;
     for (std::uint64_t const time : {5U, 3U, 5U, 4U, 3U}) {
       timeline.on_record({.bytes = timeline.records().size(), .start_ns = time});
@@ -101,7 +101,7 @@ TEST_SUITE("timeline") {
     CHECK(order == std::vector<std::size_t>{1, 4, 3, 0, 2});
   }
 
-  TEST_CASE("Timeline: beyond its limit it forgets the oldest and says how many") {
+  TEST_CASE("Timeline: beyond its limit it drops the oldest records and counts them") {
     Timeline timeline;
     timeline.set_limit(3);
     for (std::uint64_t time = 0; time < 10; ++time) {
@@ -152,7 +152,7 @@ TEST_SUITE("timeline") {
     CHECK(phase(trace, "i").size() + phase(trace, "X").size() == records.size());
   }
 
-  TEST_CASE("write_chrome_trace: a record shows its block, bytes, address and time") {
+  TEST_CASE("write_chrome_trace: a record has its block, bytes, address and time") {
     std::array<std::byte, 1> place{};
     json const trace =
         written({{.kind = RecordKind::swap_in,
@@ -175,7 +175,8 @@ TEST_SUITE("timeline") {
     CHECK(wait.at("dur").get<double>() == 500.5);
   }
 
-  TEST_CASE("write_chrome_trace: a step lasts until the next, the last one until the end") {
+  TEST_CASE(
+      "write_chrome_trace: a step lasts until the next one begins, the last one until the end") {
     json const trace = written({{.kind = RecordKind::step, .start_ns = 1'000},
                                 {.kind = RecordKind::grow, .start_ns = 5'000, .end_ns = 5'000},
                                 {.kind = RecordKind::step, .start_ns = 8'000},
@@ -190,7 +191,7 @@ TEST_SUITE("timeline") {
     CHECK(steps[1].at("args").at("step") == 2);
   }
 
-  TEST_CASE("write_chrome_trace: steps keep their numbers when older ones are forgotten") {
+  TEST_CASE("write_chrome_trace: steps keep their numbers when older ones are dropped") {
     Timeline timeline;
     timeline.set_limit(3);
     Stats now;
@@ -205,7 +206,8 @@ TEST_SUITE("timeline") {
     CHECK(steps[1].at("args").at("step") == 10);
   }
 
-  TEST_CASE("write_chrome_trace: a block that was never on the device is not swapped out") {
+  TEST_CASE(
+      "write_chrome_trace: a block that was never on the device is not shown as swapped out") {
     std::array<std::byte, 1> place{};
     auto const block = make_block_id(1, 1);
     auto const unused = make_block_id(2, 1);
@@ -237,7 +239,7 @@ TEST_SUITE("timeline") {
     CHECK(swapped_out == std::map<double, std::int64_t>{{0, 0}, {4, 4096}});
   }
 
-  TEST_CASE("write_chrome_trace: where there were no blocks, none was resident") {
+  TEST_CASE("write_chrome_trace: an allocated block without a residency record counts no bytes") {
     Stats now;
     now.allocated.add(4096);
     now.resident.add(4096);
@@ -253,7 +255,7 @@ TEST_SUITE("timeline") {
     CHECK(phase(trace, "C").size() == 3);
   }
 
-  TEST_CASE("write_chrome_trace: copies and kernels have tracks on which no two overlap") {
+  TEST_CASE("write_chrome_trace: copies and kernels get tracks without overlaps") {
     std::array<std::byte, 1> place{};
     json const trace = written(
         {},

@@ -58,7 +58,8 @@ struct Bench {
 }  // namespace
 
 TEST_SUITE("acquire_cost") {
-  TEST_CASE("DeviceAllocator: a lease on a resident block allocates nothing and calls no device") {
+  TEST_CASE(
+      "DeviceAllocator: acquiring a resident block allocates nothing and makes no device call") {
     Bench bench;
     bench.use_all(0);  // names the stream
     SUBCASE("without steps") {}
@@ -78,7 +79,7 @@ TEST_SUITE("acquire_cost") {
   }
 
   TEST_CASE(
-      "DeviceAllocator: another stream waits for a writer once and then costs no call either") {
+      "DeviceAllocator: another stream waits for a writer once; later acquires make no call") {
     Bench bench;
     bench.use_all(0);
     { auto const lease = bench.buffers[0].acquire(Access::read, bench.streams[1]); }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many functions lie between a tensor's acquire and the device's copy when the bytes are away.
+// The number of stack frames between a tensor's acquire and the device's copy when the bytes are
+// away.
 #include <spillway/device_allocator.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_tensor.hpp>
@@ -20,7 +21,7 @@ namespace {
 using namespace spillway::literals;
 using spillway::Access;
 
-/// How many frames are on the stack of the calling thread, this function's included.
+/// The number of frames on the stack of the calling thread, including this function's.
 [[gnu::noinline]] std::size_t stack_depth() {
   std::array<void*, 512> frames{};
   return static_cast<std::size_t>(::backtrace(frames.data(), static_cast<int>(frames.size())));

@@ -42,7 +42,7 @@ using spillway::BlockId;
 
 struct Stepped : spillway::SimPolicies {
   using device = spillway::testing::SteppedSimApi;
-  using recompute = spillway::RecomputeIfCheaper;  // no clock decides: a seed is the same run again
+  using recompute = spillway::RecomputeIfCheaper;  // uses no real time, so seeds are repeatable
   using lock = spillway::NullLock;
 };
 struct Lru : Stepped {
@@ -76,7 +76,7 @@ struct Remote : Stepped {
   using device = RemoteApi;
 };
 
-/// What must be true of one block.
+/// What the oracle knows of one block.
 struct Expected {
   BlockId id{};
   std::size_t bytes = 0;
@@ -118,7 +118,7 @@ class Program {
         operate();
       } catch (spillway::OutOfDeviceMemory const&) {
         ++out_of_memory;
-        leases_.clear();  // what its message advises
+        leases_.clear();  // as its message advises
       } catch (spillway::OutOfHostMemory const&) {
         ++out_of_memory;
       } catch (spillway::DeviceError const&) {
@@ -187,7 +187,7 @@ class Program {
     options.host.staging_bytes = 64_KiB;
     options.paging.poison_vacated = true;
     if (seed % 2 == 0) {
-      options.paging.few_ranges = 8;  // so that room is looked for here and there before everywhere
+      options.paging.few_ranges = 8;  // so that a part of the arena is searched first
     }
     if (seed % 3 != 0) {
       options.initial_bytes = 0;
@@ -206,7 +206,8 @@ class Program {
     }
   }
 
-  /// Everything enqueued has run, and what the allocator says of itself agrees with the oracle.
+  /// Runs everything that is enqueued, and checks that the allocator's own view agrees with the
+  /// oracle.
   void settle() {
     device_.run_all();
     kernels_.forget();
@@ -258,7 +259,7 @@ class Program {
         options(seed_).grows_in_place || spillway::MappingArena<spillway::ArenaOf<Policies>>;
     if (gives_back_all && !has_fault_ && !has_recipes_ && !has_codecs_ && leases_.empty() &&
         now.reserved_bytes > wanted) {
-      for (Expected const& block : blocks_) {  // what is left has no room on the host
+      for (Expected const& block : blocks_) {  // the rest does not fit into host memory
         if (allocator_.residency(block.id) == spillway::Residency::device) {
           REQUIRE_THROWS_AS(allocator_.swap_out(block.id), spillway::OutOfHostMemory);
         }
@@ -396,8 +397,8 @@ class Program {
     }
   }
 
-  /// Says of a block that it could be made of some others as they are now. The recipe checks that
-  /// they still are. It may fail, as other work does that is enqueued.
+  /// Gives a block a recipe that makes it from some others with their present contents, which the
+  /// recipe checks. The recipe may fail, like other enqueued work.
   void give_recipe() {
     Expected* const block = any_block_to_use();
     if (!has_recipes_ || block == nullptr || !block->content ||
@@ -434,7 +435,7 @@ class Program {
             throw spillway::DeviceError{"the recipe fails once its work is enqueued"};
           }
         });
-    if (!operands.empty() && draw(2) == 0) {  // as a program does with what lies between
+    if (!operands.empty() && draw(2) == 0) {  // as a program does with intermediate results
       destroy(*std::find_if(blocks_.begin(), blocks_.end(), [&](Expected const& one) {
         return one.id == operands.front();
       }));
@@ -444,7 +445,7 @@ class Program {
     }
   }
 
-  /// Codecs that lose no bits, and tags of which some have blocks that become smaller and some not.
+  /// Lossless codecs, and tags; blocks of only some tags can be encoded to fewer bytes.
   void choose_codec() {
     Expected* const block = any_block();
     if (!has_codecs_ || block == nullptr) {
@@ -464,7 +465,8 @@ class Program {
     return block.content ? static_cast<Access>(draw(3)) : Access::write;
   }
 
-  /// The kernel of one use. The device must not fail it, since it stands for the program's work.
+  /// The kernel of one use. No fault may be injected into it, since it stands for the program's
+  /// work.
   void use(Expected& block, Access access, void* address, typename Device::stream_type stream) {
     disarm();
     if constexpr (requires { allocator_.stable_address(block.id); }) {
@@ -481,8 +483,8 @@ class Program {
     }
   }
 
-  /// Holds leases of more bytes than the device has: the operations of a short program may happen
-  /// never to ask for so much at once.
+  /// Requests leases of more bytes than the device has, since the random operations of a short
+  /// program may never do so.
   void run_out_of_memory() {
     constexpr std::size_t parts = 4;
     std::vector<BlockId> fillers;
@@ -500,8 +502,8 @@ class Program {
     }
   }
 
-  /// Whatever happened before, every block can be read. Each is freed when it has been, because the
-  /// program may have filled both the device and the host pool to the brim.
+  /// Checks that every block can still be read. Each is freed after it was read, because the
+  /// program may have filled both the device and the host pool.
   void check_all_and_free() {
     while (!blocks_.empty()) {
       std::size_t const before = blocks_.size();
@@ -568,7 +570,7 @@ TEST_SUITE("allocator_model") {
                       << " moves, " << stats.recomputations.count << " recomputations, "
                       << program.dropped_orphans << " dropped orphans seen, " << program.faults
                       << " faults, " << program.out_of_memory << " out of memory");
-      // The program must have done what it is there to test.
+      // The program must have done the things that this test is for.
       CHECK(program.kernels().checks() > operations_per_program() / 10);
       CHECK(stats.swap_outs.count > 0);
       CHECK(stats.swap_ins.count > 0);
@@ -582,7 +584,7 @@ TEST_SUITE("allocator_model") {
       CHECK(program.faults > 0);
       CHECK(program.out_of_memory > 0);
     }
-    // One program may encode hardly any content that becomes smaller.
+    // A single program may have hardly any blocks that become smaller.
     CHECK(encoded_stored_bytes < encoded_raw_bytes);
   }
   TEST_CASE_TEMPLATE_INVOKE(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many threads on one allocator, on the device whose streams really run at once.
+// Many threads on one allocator, on a device whose streams run concurrently.
 #include <spillway/policy/codec/zero_bitmap.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
@@ -54,10 +54,11 @@ void run_threads(std::size_t count, std::function<void(std::size_t)> const& body
 }  // namespace
 
 TEST_SUITE("allocator_race") {
-  TEST_CASE_TEMPLATE("DeviceAllocator: threads that oversubscribe it together lose no byte",
-                     Policies,
-                     spillway::SimPolicies,
-                     RemotePolicies) {
+  TEST_CASE_TEMPLATE(
+      "DeviceAllocator: threads that together need more than the device lose no byte",
+      Policies,
+      spillway::SimPolicies,
+      RemotePolicies) {
     using OneAllocator = spillway::DeviceAllocator<Policies>;
     support::PatternKernels kernels;
     typename Policies::device device{{.capacity_bytes = 64_MiB}};
@@ -134,7 +135,7 @@ TEST_SUITE("allocator_race") {
     Allocator allocator{device, small(512_KiB)};
     struct Shared {
       Buffer buffer;
-      std::mutex mutex;  // one use at a time: the order of uses is the program's own affair
+      std::mutex mutex;  // one use at a time: the program itself must order uses of a buffer
       std::uint64_t content = 0;
     };
     std::vector<Shared> shared(8);
@@ -211,7 +212,8 @@ TEST_SUITE("allocator_race") {
       allocator.retire_stream(stream);
     });
 
-    // The one that found nobody to wait for failed; its lease ended, and the other went on.
+    // The thread that found no other to wait for failed; its lease ended, and the other thread went
+    // on.
     CHECK(failed + succeeded == 2);
     CHECK(failed >= 1);
   }

@@ -26,7 +26,7 @@ using spillway::detail::is_resident;
 
 using enum BlockState;
 
-/// The table of the header's comment, without the ways back from a transit.
+/// The table in the comment of block_state.hpp, without the changes back from a transit.
 std::vector<std::pair<BlockState, std::vector<BlockState>>> const table{
     {vacant, {blank}},
     {on_host, {swapping_in, filling, dropped}},
@@ -44,9 +44,9 @@ std::vector<std::pair<BlockState, std::vector<BlockState>>> const table{
     {moving, {lost, on_host, dropped}},
 };
 
-/// Statuses that came to `state` in each way that makes a transit go back to another state.
+/// A status in `state` for each history that decides to which state a transit goes back.
 std::vector<BlockStatus> statuses_in(BlockState state) {
-  // A way to every state that is no transit.
+  // A path to every state that is no transit.
   std::array<std::vector<BlockState>, block_state_count> ways;
   auto const way = [&](BlockState to) -> std::vector<BlockState>& {
     return ways[static_cast<std::size_t>(to)];
@@ -83,7 +83,7 @@ std::vector<BlockStatus> statuses_in(BlockState state) {
   return found;
 }
 
-/// Whether `become` ends the program, tried in a child of its own.
+/// Whether `become` ends the program, tried in a forked child.
 bool dies(BlockStatus status, BlockState next) {
   ::pid_t const child = ::fork();
   if (child == 0) {
@@ -100,7 +100,7 @@ bool dies(BlockStatus status, BlockState next) {
 }  // namespace
 
 TEST_SUITE("block_state") {
-  TEST_CASE("BlockStatus: what the table allows is allowed, and all else is caught") {
+  TEST_CASE("BlockStatus: only changes that the table allows are possible") {
     REQUIRE(table.size() == block_state_count);
     for (auto const& row : table) {
       BlockState const state = row.first;
@@ -131,7 +131,7 @@ TEST_SUITE("block_state") {
     }
   }
 
-  TEST_CASE("BlockStatus: a transit remembers where it may go back to") {
+  TEST_CASE("BlockStatus: a transit records the state that it may go back to") {
     for (BlockState const transit : {swapping_in, swapping_out, copying_out, moving}) {
       auto const all = statuses_in(transit);
       REQUIRE(!all.empty());
@@ -145,7 +145,7 @@ TEST_SUITE("block_state") {
     }
   }
 
-  TEST_CASE("BlockState: the groups that the pager asks for are those of the table") {
+  TEST_CASE("BlockState: the pager's groups of states agree with the table") {
     auto const of = [](bool (*is)(BlockState)) {
       std::vector<BlockState> states;
       for (std::size_t i = 0; i < block_state_count; ++i) {
@@ -165,7 +165,7 @@ TEST_SUITE("block_state") {
           States{on_host, dropped, resident, arriving, prefetched, filling});
   }
 
-  TEST_CASE("BlockRecord: in transit a block has the contents that it had before") {
+  TEST_CASE("BlockRecord: during a transit a block keeps the contents that it had before") {
     BlockRecord block;
     block.status.become(blank);
     block.status.become(moving);

@@ -26,8 +26,8 @@ using support::Stable;
 }  // namespace
 
 TEST_SUITE("pager") {
-  TEST_CASE("DeviceAllocator: a block that was never written leaves without a copy and comes back "
-            "without one") {
+  TEST_CASE(
+      "DeviceAllocator: a block that was never written leaves and comes back without a copy") {
     PagerBench<Plain> bench{64_KiB};
     PagerBench<Plain>::Buffer a{bench.allocator, 64_KiB};
     PagerBench<Plain>::Buffer const b{bench.allocator, 64_KiB};
@@ -38,7 +38,7 @@ TEST_SUITE("pager") {
     CHECK(bench.allocator.stats().swap_ins.count == 0);
   }
 
-  TEST_CASE("DeviceAllocator: residency tells of copies that are in flight") {
+  TEST_CASE("DeviceAllocator: residency shows copies in flight") {
     PagerBench<Plain> bench{64_KiB};
     PagerBench<Plain>::Buffer a{bench.allocator, 64_KiB};
     bench.write(a, 1);
@@ -52,7 +52,7 @@ TEST_SUITE("pager") {
     CHECK(a.residency() == Residency::device);
   }
 
-  TEST_CASE("DeviceAllocator: mapped pages make room where moving would be needed") {
+  TEST_CASE("DeviceAllocator: mapping pages makes room where blocks would have to move otherwise") {
     PagerBench<Remapping> bench{64_KiB};
     std::vector<PagerBench<Remapping>::Buffer> buffers;
     for (std::uint64_t i = 0; i < 4; ++i) {
@@ -71,7 +71,7 @@ TEST_SUITE("pager") {
     CHECK(bench.allocator.stats().swap_outs.count == 0);
   }
 
-  TEST_CASE("DeviceAllocator: a stable block comes back to the address it had") {
+  TEST_CASE("DeviceAllocator: a stable block comes back to its address") {
     PagerBench<Stable> bench{64_KiB};
     PagerBench<Stable>::Buffer a{bench.allocator, 48_KiB};
     void* const address = bench.allocator.stable_address(a.id());
@@ -90,7 +90,7 @@ TEST_SUITE("pager") {
     CHECK(bench.kernels.checks() == 10);
   }
 
-  TEST_CASE("DeviceAllocator: what is leased for good takes no part in the plan of a step") {
+  TEST_CASE("DeviceAllocator: a block leased for good takes no part in the plan of a step") {
     auto const run = [](std::size_t capacity_bytes, std::size_t kept_bytes) {
       PagerBench<Scheduled> bench{capacity_bytes};
       std::optional<PagerBench<Scheduled>::Buffer> kept;

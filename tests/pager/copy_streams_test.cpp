@@ -65,7 +65,7 @@ struct Link {
     return {.slot = slots[i], .device = memory + (i + 1) * 1_MiB, .bytes = 1_MiB};
   }
 
-  /// When work on a new stream could run that comes after `fence`.
+  /// The time at which work on a new stream could run that waits for `fence`.
   std::uint64_t time_after(Fence const& fence) {
     auto const stream = device.create_stream();
     order.wait(order.index_of(stream), fence);
@@ -90,7 +90,7 @@ struct Link {
 }  // namespace
 
 TEST_SUITE("copy_streams") {
-  TEST_CASE("CopyStreams: who waits for a copy out waits for none that was enqueued later") {
+  TEST_CASE("CopyStreams: waiting for one copy out does not wait for later ones") {
     Link link;
     link.swap_out(20);
     CHECK(link.time_after(link.transfers[0].device_done) == Link::copy_ns);
@@ -98,7 +98,7 @@ TEST_SUITE("copy_streams") {
     CHECK(link.time_after(link.transfers[19].device_done) == 20 * Link::copy_ns);
   }
 
-  TEST_CASE("CopyStreams: who waits for a copy in waits for none that was enqueued later") {
+  TEST_CASE("CopyStreams: waiting for one copy in does not wait for later ones") {
     Link link;
     link.swap_out(8);
     link.order.synchronize(link.streams.out().mark());
@@ -117,7 +117,8 @@ TEST_SUITE("copy_streams") {
     CHECK(link.device.finish_time_ns() == start + 4 * Link::copy_ns);
   }
 
-  TEST_CASE("CopyStreams: of blocks that leave together, one can be waited for without the last") {
+  TEST_CASE(
+      "CopyStreams: one of several blocks that leave together can be waited for without the last") {
     Link link;
     std::vector<TransferRequest> requests;
     for (std::size_t i = 0; i < 20; ++i) {

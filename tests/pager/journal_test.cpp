@@ -33,7 +33,7 @@ TEST_SUITE("pager") {
   using support::PagerBench;
   using support::Plain;
 
-  /// A lock that tells whether somebody has it.
+  /// A lock that tells whether it is held.
   struct SeenLock {
     static inline bool is_taken = false;
 
@@ -42,7 +42,7 @@ TEST_SUITE("pager") {
     bool try_lock() { return !std::exchange(is_taken, true); }
   };
 
-  /// Keeps what it is told, and whether it was ever told under the lock.
+  /// An observer that keeps the records, and whether any came while the lock was held.
   struct Listener {
     static constexpr bool is_enabled = true;
 
@@ -98,7 +98,7 @@ TEST_SUITE("pager") {
     CHECK(bench.device.calls().bytes_to_device == 60_KiB);
   }
 
-  TEST_CASE("Journal: what comes and goes balances, and its peak stays") {
+  TEST_CASE("Journal: taken and released bytes balance, and the peak stays") {
     Bench bench;
     auto& journal = bench.journal;
     journal.block_added(BlockId{1}, bench.block);
@@ -135,7 +135,7 @@ TEST_SUITE("pager") {
     CHECK(journal.stats().peak_reserved_bytes == 4096);
   }
 
-  TEST_CASE("Journal: leased are only bytes that have a range") {
+  TEST_CASE("Journal: only bytes of blocks that have a range count as leased") {
     Bench bench;
     bench.block.leases = 2;
     bench.journal.range_taken(bench.block);
@@ -146,7 +146,7 @@ TEST_SUITE("pager") {
   }
 
   TEST_CASE(
-      "Journal: a copy ahead of need is a swap-out for a reason of its own, a lost range no drop") {
+      "Journal: a copy ahead of need is counted as speculative, and a lost range is not a drop") {
     Bench bench;
     auto& journal = bench.journal;
     journal.copied_out(BlockId{1}, bench.block);
@@ -161,7 +161,7 @@ TEST_SUITE("pager") {
     CHECK(journal.stats().swap_outs == Tally{1, 1024});
   }
 
-  TEST_CASE("Journal: there is pressure in the step of an eviction and the one after it") {
+  TEST_CASE("Journal: there is pressure in the step of an eviction and in the next step") {
     for (int const steps_before : {0, 3}) {
       CAPTURE(steps_before);
       Bench bench;
@@ -178,7 +178,7 @@ TEST_SUITE("pager") {
     }
   }
 
-  TEST_CASE("Journal: a call that did not wait leaves no trace, and one that did its duration") {
+  TEST_CASE("Journal: a wait is recorded with its duration, and a call that did not wait is not") {
     Bench bench;
     bench.journal.host_waited(0, 100, 900);
     CHECK(bench.journal.stats().host_waits == 0);

@@ -25,7 +25,7 @@ struct Bench {
 
   static BlockId block(std::uint32_t index) { return make_block_id(index, 1); }
 
-  /// The indices in the order of a visit, at each of which `visited(index)` is said.
+  /// The indices in the order of a visit in which `visited(index)` gives the verdict.
   template <class Say>
   std::vector<std::uint32_t> order(Say visited) {
     std::vector<std::uint32_t> indices;
@@ -45,7 +45,7 @@ struct Bench {
 }  // namespace
 
 TEST_SUITE("kept_copies") {
-  TEST_CASE("KeptCopies: outdated copies come first, and of each kind the last that was noted") {
+  TEST_CASE("KeptCopies: outdated copies come first, and of each kind the newest first") {
     Bench bench;
     CHECK(bench.order().empty());
     for (std::uint32_t const i : {3U, 1U, 2U}) {
@@ -61,7 +61,7 @@ TEST_SUITE("kept_copies") {
     CHECK(bench.order() == std::vector<std::uint32_t>{1, 4, 5, 3, 2});
   }
 
-  TEST_CASE("KeptCopies: a visit takes blocks off the list, and ends where it is told to") {
+  TEST_CASE("KeptCopies: a visit removes blocks from the list, and stops when told to") {
     Bench bench;
     for (std::uint32_t i = 0; i < 6; ++i) {
       bench.copies.note(Bench::block(i), i < 3);
@@ -73,14 +73,14 @@ TEST_SUITE("kept_copies") {
     CHECK(bench.order() == std::vector<std::uint32_t>{4, 2, 1, 0});
   }
 
-  TEST_CASE("KeptCopies: a block that is erased makes way for another one with its index") {
+  TEST_CASE("KeptCopies: after a block is erased, its index can be used by another block") {
     Bench bench;
     bench.copies.note(Bench::block(1), true);
     bench.copies.note(Bench::block(2), true);
     bench.copies.erase(Bench::block(1));
     bench.copies.erase(Bench::block(1));
     bench.copies.note(make_block_id(1, 2), false);
-    bench.copies.erase(Bench::block(1));  // an id from before
+    bench.copies.erase(Bench::block(1));  // an older id
     CHECK(bench.order() == std::vector<std::uint32_t>{1, 2});
   }
 }

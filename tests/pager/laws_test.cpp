@@ -58,7 +58,7 @@ TEST_SUITE("laws") {
     }
   };
 
-  /// A stepped device that notices being called under the lock.
+  /// A stepped device that notes calls made while the lock is held.
   class ProbedDevice : public spillway::testing::SteppedSimApi {
    public:
     using spillway::testing::SteppedSimApi::SteppedSimApi;
@@ -95,7 +95,7 @@ TEST_SUITE("laws") {
 
   }  // namespace
 
-  TEST_CASE("Law 1: a leased block is resident and does not move, whatever others need") {
+  TEST_CASE("Law 1: a leased block is resident and does not move, whatever other blocks need") {
     Bench bench{1_MiB};
     Buffer first{bench.allocator, 256_KiB};
     Buffer held{bench.allocator, 256_KiB};
@@ -116,7 +116,8 @@ TEST_SUITE("laws") {
     CHECK(bench.allocator.stats().moves.count + bench.allocator.stats().drops.count == 1);
   }
 
-  TEST_CASE("Law 2: nothing waits on the host while blocks come, go, leave and return") {
+  TEST_CASE(
+      "Law 2: no call waits on the host while blocks are made, freed, evicted and brought back") {
     Bench bench{1_MiB};
     bench.device.stall(bench.streams[0]);  // nothing that is enqueued runs
     std::vector<Buffer> buffers;
@@ -146,7 +147,7 @@ TEST_SUITE("laws") {
     bench.device.stall(bench.streams[0]);
     bench.write(a, 1, 0);
 
-    Buffer b{bench.allocator, 256_KiB};  // a leaves for it
+    Buffer b{bench.allocator, 256_KiB};  // a is evicted for it
     bench.write(b, 2, 1);
     b.reset();
     Buffer c{bench.allocator, 256_KiB};
@@ -211,7 +212,7 @@ TEST_SUITE("laws") {
     CHECK(bench.kernels.failures() == 0);
   }
 
-  TEST_CASE("Law 5: victims are chosen by value, and room is then made by moving") {
+  TEST_CASE("Law 5: victims are chosen by value, then compaction makes room") {
     Bench bench{1_MiB};
     std::vector<Buffer> buffers;
     for (std::uint64_t i = 0; i < 4; ++i) {
@@ -280,7 +281,7 @@ TEST_SUITE("laws") {
     probe = nullptr;
   }
 
-  TEST_CASE("Law 7: when room cannot be made, the error says why and every block is as it was") {
+  TEST_CASE("Law 7: if room cannot be made, the error gives the reason and no block changes") {
     Bench bench{1_MiB};
     Buffer a{bench.allocator, 512_KiB};
     Buffer b{bench.allocator, 256_KiB};

@@ -31,7 +31,7 @@ TEST_SUITE("pager") {
   using Allocator = SteppedBench::Allocator;
   using Buffer = SteppedBench::Buffer;
 
-  /// An allocator that swaps to a file alone, which somebody else can cut short.
+  /// An allocator that swaps to a file only, which the test can truncate.
   struct Bench : private TemporaryFolder, SteppedBench {
     static constexpr std::size_t block_bytes = 64_KiB;
 
@@ -47,7 +47,7 @@ TEST_SUITE("pager") {
       return options;
     }
 
-    /// The file has no name, so it is found by what this process has open.
+    /// The file has no name, so it is found among the open descriptors of this process.
     void truncate_file() const {
       std::string const prefix = path().string();
       for (auto const& entry : std::filesystem::directory_iterator{"/proc/self/fd"}) {
@@ -61,7 +61,7 @@ TEST_SUITE("pager") {
       FAIL("no file of the tier is open");
     }
 
-    /// A block that was swapped in from a file that had lost its bytes; nobody knows yet.
+    /// A block that was swapped in from a file that had lost its bytes, which was not reported yet.
     void lose(Buffer& buffer) {
       {
         Buffer other{allocator, block_bytes};
@@ -75,8 +75,7 @@ TEST_SUITE("pager") {
 
   }  // namespace
 
-  TEST_CASE(
-      "DeviceAllocator: bytes that a file did not give back are an error of the next acquire") {
+  TEST_CASE("DeviceAllocator: bytes that a file did not return are an error of the next acquire") {
     Bench bench;
     Buffer buffer{bench.allocator, Bench::block_bytes};
     bench.write(buffer, 1);
@@ -88,7 +87,7 @@ TEST_SUITE("pager") {
     bench.allocator.begin_step();  // the owner was told
   }
 
-  TEST_CASE("DeviceAllocator: a lost block that is written anew swaps as any other") {
+  TEST_CASE("DeviceAllocator: a lost block that is written again swaps like any other") {
     Bench bench;
     Buffer buffer{bench.allocator, Bench::block_bytes};
     bench.write(buffer, 1);
@@ -103,7 +102,8 @@ TEST_SUITE("pager") {
     CHECK(bench.kernels.checks() == 2);
   }
 
-  TEST_CASE("DeviceAllocator: lost bytes that were changed before anybody knew are not kept") {
+  TEST_CASE(
+      "DeviceAllocator: lost bytes that were changed before the loss was known are not kept") {
     Bench bench;
     Buffer buffer{bench.allocator, Bench::block_bytes};
     bench.write(buffer, 1);
@@ -124,7 +124,7 @@ TEST_SUITE("pager") {
     CHECK(bench.kernels.checks() == 1);
   }
 
-  TEST_CASE("DeviceAllocator: a loss of which no acquire told is told by begin_step, once") {
+  TEST_CASE("DeviceAllocator: a loss that no acquire reported is reported by begin_step, once") {
     Bench bench;
     Buffer buffer{bench.allocator, Bench::block_bytes};
     bench.write(buffer, 1);
@@ -136,7 +136,8 @@ TEST_SUITE("pager") {
     CHECK(bench.allocator.stats().steps == 2);
   }
 
-  TEST_CASE("DeviceAllocator: a block that a file gave back in full is asked about once and used") {
+  TEST_CASE(
+      "DeviceAllocator: a block that came back from a file in full is checked once, then usable") {
     Bench bench;
     Buffer a{bench.allocator, Bench::block_bytes};
     Buffer b{bench.allocator, Bench::block_bytes};
@@ -152,9 +153,8 @@ TEST_SUITE("pager") {
     CHECK(bench.kernels.checks() == 9);
   }
 
-  TEST_CASE(
-      "DeviceAllocator: a swap-in that fails after its codec was launched leaves its range to "
-      "nobody until the codec is done") {
+  TEST_CASE("DeviceAllocator: if a swap-in fails after its codec was launched, its range is not "
+            "reused before the codec ends") {
     std::size_t failures = 0;
     for (std::uint64_t trial = 0; trial < 100; ++trial) {
       CAPTURE(trial);

@@ -39,7 +39,7 @@ TEST_SUITE("pager") {
 
     static SmallAllocator::Options options() {
       SmallAllocator::Options options = support::small_options(4 * block_bytes);
-      options.paging.lease_wait = std::chrono::minutes{10};  // whoever waits so long hangs
+      options.paging.lease_wait = std::chrono::minutes{10};  // longer waits are deadlocks
       return options;
     }
     BlockId make(std::uint8_t value, std::size_t bytes = block_bytes) {
@@ -78,7 +78,7 @@ TEST_SUITE("pager") {
 
   }  // namespace
 
-  TEST_CASE("Leases: threads that wait for room for one block get it once") {
+  TEST_CASE("Leases: threads that wait for room for one block make it resident once") {
     FourBlocks bench;
     BlockId const wanted = bench.make_away(7);
     Leases held = bench.fill_device();
@@ -108,7 +108,7 @@ TEST_SUITE("pager") {
     CHECK(stats.free_bytes == stats.reserved_bytes);
   }
 
-  TEST_CASE("Leases: a block may be freed while it is made again for one that is written") {
+  TEST_CASE("Leases: a block may be freed while it is made again as an operand") {
     FourBlocks bench;
     BlockId const operand = bench.make(1);
     for (int round = 0; round < 200; ++round) {  // the owner's thread has to be quick to matter
@@ -133,7 +133,7 @@ TEST_SUITE("pager") {
     bench.allocator.deallocate(operand);
   }
 
-  TEST_CASE("Leases: groups that overwrite the same blocks do not wait for each other") {
+  TEST_CASE("Leases: groups that overwrite the same blocks do not block each other") {
     FourBlocks bench;
     BlockId const x = bench.make_away(1);
     BlockId const y = bench.make_away(2);
@@ -165,7 +165,7 @@ TEST_SUITE("pager") {
     }
   }
 
-  TEST_CASE("Leases: a raised capacity is room for threads that wait for some") {
+  TEST_CASE("Leases: raising the capacity lets threads that wait for room continue") {
     FourBlocks bench;
     bench.allocator.set_capacity(2 * block_bytes);
     BlockId const leased = bench.make(1, 2 * block_bytes);

@@ -25,7 +25,7 @@ using spillway::Residency;
 using support::PagerBench;
 using support::Plain;
 
-/// A device that calls the program back, once, when a stream is about to wait for an event.
+/// A device that calls back once when a stream is about to wait for an event.
 class InterruptingDevice : public support::StubbornDevice {
  public:
   using support::StubbornDevice::StubbornDevice;
@@ -46,7 +46,7 @@ struct Interrupting : Plain {
 }  // namespace
 
 TEST_SUITE("pager") {
-  TEST_CASE("DeviceAllocator: operands acquired together are not evicted for each other") {
+  TEST_CASE("DeviceAllocator: operands acquired together do not evict each other") {
     PagerBench<Plain> bench{128_KiB};
     std::vector<PagerBench<Plain>::Buffer> buffers;
     for (std::uint64_t i = 0; i < 3; ++i) {
@@ -62,7 +62,7 @@ TEST_SUITE("pager") {
     CHECK(bench.allocator.stats().leased.blocks.current == 2);
   }
 
-  TEST_CASE("DeviceAllocator: a group that cannot be had leaves nothing leased and nothing lost") {
+  TEST_CASE("DeviceAllocator: a group that does not fit leaves nothing leased and nothing lost") {
     PagerBench<Plain> bench{128_KiB};
     std::vector<PagerBench<Plain>::Buffer> buffers;
     for (std::uint64_t i = 0; i < 3; ++i) {
@@ -84,7 +84,7 @@ TEST_SUITE("pager") {
     CHECK(bench.kernels.checks() == 3);
   }
 
-  TEST_CASE("DeviceAllocator: a resident block used on one stream costs no device call") {
+  TEST_CASE("DeviceAllocator: using a resident block again on one stream makes no device call") {
     PagerBench<Plain> bench{64_KiB};
     PagerBench<Plain>::Buffer a{bench.allocator, 4_KiB};
     (void)a.acquire(Access::write, bench.stream());
@@ -96,7 +96,7 @@ TEST_SUITE("pager") {
     CHECK(bench.device.calls() == before);
   }
 
-  TEST_CASE("DeviceAllocator: an abandoned block lives until its last lease ends") {
+  TEST_CASE("DeviceAllocator: a freed block lives until its last lease ends") {
     PagerBench<Plain> bench{64_KiB};
     PagerBench<Plain>::Allocator::lease_type lease;
     {
@@ -114,7 +114,7 @@ TEST_SUITE("pager") {
   }
 
   TEST_CASE(
-      "DeviceAllocator: a block that a failed move costs its range meanwhile is had all the same") {
+      "DeviceAllocator: a block that loses its range to a failed move can still be acquired") {
     using Bench = support::SteppedBench<Interrupting>;
     for (Access const access : {Access::read, Access::write}) {
       CAPTURE(static_cast<int>(access));

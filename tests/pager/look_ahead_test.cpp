@@ -30,7 +30,7 @@ using support::Plain;
 using support::Scheduled;
 using support::StubbornDevice;
 
-/// What a test wants to be brought in, in this order.
+/// The blocks that a test wants to be brought in, in this order.
 struct Wishes {
   std::vector<spillway::BlockId> blocks;
   std::size_t most_bytes = 64_MiB;
@@ -57,7 +57,7 @@ struct Wishful : Plain {
   using prefetch = ByWish;
 };
 
-/// Blocks on the host, and a resident one whose acquire is the occasion to look ahead.
+/// Blocks on the host, and a resident one whose acquire makes the allocator look ahead.
 struct WishBench {
   using Allocator = spillway::DeviceAllocator<Wishful>;
   using Buffer = spillway::SwappableBuffer<Allocator>;
@@ -98,7 +98,7 @@ struct WishBench {
     device.run_all();
   }
 
-  /// Which of the blocks are back.
+  /// Which of the blocks are resident again.
   [[nodiscard]] std::vector<bool> back() {
     std::vector<bool> result;
     for (auto const& buffer : away) {
@@ -128,7 +128,7 @@ struct WishBench {
 }  // namespace
 
 TEST_SUITE("pager") {
-  TEST_CASE("DeviceAllocator: a repeated step is brought in ahead of need, and to the same bytes") {
+  TEST_CASE("DeviceAllocator: a repeated step is prefetched ahead of need, with the right bytes") {
     PagerBench<Scheduled> bench{256_KiB};
     std::vector<PagerBench<Scheduled>::Buffer> weights;
     for (std::uint64_t i = 0; i < 8; ++i) {
@@ -144,7 +144,7 @@ TEST_SUITE("pager") {
     }
     auto const stats = bench.allocator.stats();
     CHECK(stats.prefetch_hits + stats.prefetch_late > 0);
-    // Least recently used would bring in all eight in each of the five steps.
+    // With LRU all eight would come in in each of the five steps.
     CHECK(stats.swap_ins.count < 40);
     CHECK(bench.kernels.checks() == 40);
   }
@@ -169,7 +169,7 @@ TEST_SUITE("pager") {
     allocator.retire_stream(stream);
   }
 
-  TEST_CASE("LookAhead: what the policy names comes in, unless prefetching is off") {
+  TEST_CASE("LookAhead: blocks that the policy names come in, unless prefetching is off") {
     for (bool const is_prefetching : {true, false}) {
       WishBench bench{{64_KiB, 64_KiB}, is_prefetching};
       bench.look_ahead();
@@ -179,7 +179,7 @@ TEST_SUITE("pager") {
     }
   }
 
-  TEST_CASE("LookAhead: no more bytes come in ahead of need than the policy allows") {
+  TEST_CASE("LookAhead: the bytes that come in ahead of need stay within the policy's limit") {
     WishBench bench{{64_KiB, 64_KiB, 64_KiB}};
     bench.wishes.most_bytes = 128_KiB;
     bench.look_ahead();
@@ -191,7 +191,7 @@ TEST_SUITE("pager") {
     CHECK(bench.back() == std::vector{true, true, true});
   }
 
-  TEST_CASE("LookAhead: nor than a part of the capacity in force") {
+  TEST_CASE("LookAhead: the bytes that come in also stay within a part of the capacity") {
     WishBench bench{{32_KiB, 32_KiB, 32_KiB}, true, 0.3};
     bench.look_ahead();  // 0.3 of 256 KiB
     CHECK(bench.back() == std::vector{true, true, false});
@@ -204,7 +204,7 @@ TEST_SUITE("pager") {
     CHECK(bench.back() == std::vector{true, true, true});
   }
 
-  TEST_CASE("LookAhead: what a dropped block is made from comes in, not the block") {
+  TEST_CASE("LookAhead: operands of a dropped block come in, the block itself does not") {
     WishBench bench{{64_KiB, 64_KiB, 64_KiB}};
     bench.wishes.blocks.clear();
     auto const& [x, y, z] = std::tie(bench.away[0], bench.away[1], bench.away[2]);
@@ -243,7 +243,7 @@ TEST_SUITE("pager") {
     CHECK(bench.kernels.failures() == 0);
   }
 
-  TEST_CASE("LookAhead: what is needed later does not take the room of what is needed first") {
+  TEST_CASE("LookAhead: blocks needed later do not take the room of blocks needed first") {
     WishBench bench{{160_KiB, 32_KiB}};
     WishBench::Buffer const other{bench.allocator, 128_KiB};
     bench.look_ahead();
@@ -253,7 +253,7 @@ TEST_SUITE("pager") {
     CHECK(bench.back() == std::vector{false, true});
   }
 
-  TEST_CASE("LookAhead: a device that refuses to copy ahead of need fails no acquire") {
+  TEST_CASE("LookAhead: a failed copy ahead of need does not make an acquire fail") {
     WishBench bench{{64_KiB, 64_KiB}};
     bench.device.fail_copy(1);
     CHECK_NOTHROW(bench.look_ahead());

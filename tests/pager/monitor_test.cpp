@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 }  // namespace
 
 TEST_SUITE("monitor") {
-  TEST_CASE("Monitor: one thread has the exclusive right, and the next one gets it at its end") {
+  TEST_CASE("Monitor: one thread has the exclusive right, and the next gets it afterwards") {
     Monitor monitor;
     bool has_begun = false;
     bool is_done = false;
@@ -43,7 +43,7 @@ TEST_SUITE("monitor") {
     CHECK(!monitor.is_exclusive_taken());
   }
 
-  TEST_CASE("Monitor: a thread counts as waiting for as long as it is blocked, and no longer") {
+  TEST_CASE("Monitor: a thread counts as waiting exactly while it is blocked") {
     Monitor monitor;
     bool is_blocked = true;
     std::jthread const other{[&] {
@@ -64,7 +64,7 @@ TEST_SUITE("monitor") {
     monitor.notify();
   }
 
-  TEST_CASE("Monitor: a wait for a release gives up the exclusive right meanwhile") {
+  TEST_CASE("Monitor: waiting for a release gives up the exclusive right meanwhile") {
     Monitor monitor;
     std::lock_guard const guard{monitor};
     Monitor::Exclusive const exclusive{monitor};
@@ -80,7 +80,7 @@ TEST_SUITE("monitor") {
   }
 
   TEST_CASE(
-      "Monitor: a wait for a release ends at once if none can come, and else when time is up") {
+      "Monitor: a wait for a release ends at once if none can come, otherwise after its time") {
     Monitor monitor;
     std::lock_guard const guard{monitor};
     Monitor::Exclusive const exclusive{monitor};
@@ -92,7 +92,7 @@ TEST_SUITE("monitor") {
     CHECK(!late.is_released);
   }
 
-  TEST_CASE("Monitor: a wait for a release may be meant to have no end") {
+  TEST_CASE("Monitor: a wait for a release may have no time limit") {
     Monitor monitor;
     std::jthread const other{[&](std::stop_token const& is_over) {
       while (!is_over.stop_requested()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many threads that use, write and make again the same blocks.
+// Many threads that use, write and recompute the same blocks.
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 
@@ -62,20 +62,20 @@ TEST_SUITE("recipes_race") {
       }
     }
 
-    /// What a block holds is read; what it is made from may be written meanwhile.
+    /// Reads a block and checks its contents; its operands may be written meanwhile.
     void read(std::size_t row, std::size_t column, Stream stream) {
       Block& block = blocks_[row][column];
       std::shared_lock const lock{block.mutex};
       auto const lease = block.buffer.acquire(Access::read, stream);
       kernels_.check(device(), stream, lease.data(), block_bytes, block.content);
     }
-    /// The block holds something else from now on; those that are made from it do not.
+    /// Gives the block new contents; blocks made from it keep theirs.
     void overwrite(std::size_t row, std::size_t column, Stream stream) {
       Block& block = blocks_[row][column];
       std::scoped_lock const lock{block.mutex};
       write(block, stream);
     }
-    /// Makes a block anew from its operands, if no thread is busy with those.
+    /// Makes a block again from its operands, if no thread is using those.
     void renew(std::size_t row, std::size_t column, Stream stream) {
       Block& block = blocks_[row][column];
       std::unique_lock const lock{block.mutex, std::try_to_lock};
@@ -97,7 +97,7 @@ TEST_SUITE("recipes_race") {
    private:
     struct Block {
       Buffer buffer;
-      std::shared_mutex mutex;  // the program's own: a block is not read while it is written
+      std::shared_mutex mutex;  // the program's own lock: a block is not read while it is written
       std::uint64_t content = 0;
     };
 

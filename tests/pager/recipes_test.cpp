@@ -41,7 +41,8 @@ TEST_SUITE("recipes") {
   using spillway::BlockId;
   using spillway::Residency;
 
-  /// Streams of it may be said to be captured into a graph, and copies do something besides.
+  /// A device whose streams the test can declare captured, and which calls the test at its next
+  /// copy.
   class Capturing : public spillway::testing::SteppedSimApi {
    public:
     using spillway::testing::SteppedSimApi::SteppedSimApi;
@@ -146,7 +147,7 @@ TEST_SUITE("recipes") {
     bool throws_next = false;
   };
 
-  /// One operand and what is made of it.
+  /// One operand and a block that is made from it.
   struct Pair : Bench {
     explicit Pair(std::size_t bytes = 128_KiB, std::size_t host_bytes = 16_MiB)
         : Bench{1_MiB, host_bytes}, x{allocator, bytes}, y{allocator, bytes} {}
@@ -160,7 +161,7 @@ TEST_SUITE("recipes") {
     }
   };
 
-  /// Writes down what it is told of steps.
+  /// Notes the durations of steps that it is told.
   struct TellsSteps {
     std::vector<double>* told = nullptr;
     void on_step(double step_ns, std::size_t bytes) noexcept {
@@ -178,7 +179,7 @@ TEST_SUITE("recipes") {
     using recompute = TellsSteps;
   };
 
-  /// Writes down from when on the plan may have each use's block away.
+  /// Notes since when the block of each use has not been leased.
   struct SeesRecord : spillway::LruEviction {
     std::vector<std::uint32_t>* released = nullptr;
     void on_step(spillway::AccessSchedule const& schedule, std::size_t /*bytes*/) noexcept {
@@ -192,7 +193,7 @@ TEST_SUITE("recipes") {
     using eviction = SeesRecord;
   };
 
-  /// Makes blocks again whose recipes take less than so much.
+  /// Recomputes blocks whose recipes take less than a given time.
   struct BelowLimit {
     double most_ns = 0;
     void on_step(double /*step_ns*/, std::size_t /*bytes*/) noexcept {}
@@ -255,7 +256,7 @@ TEST_SUITE("recipes") {
     CHECK(bench.y.residency() == Residency::device);
   }
 
-  TEST_CASE("The operands come in first, on whatever stream each was used") {
+  TEST_CASE("Operands come in first, whatever stream each of them was used on") {
     Pair bench;
     bench.make();
     bench.x.swap_out();
@@ -266,7 +267,7 @@ TEST_SUITE("recipes") {
     CHECK(bench.allocator.stats().swap_ins.count == 1);
   }
 
-  TEST_CASE("A copy is cheaper than a recipe that takes longer, and a clean block needs neither") {
+  TEST_CASE("A copy is preferred to a slower recipe, and a clean block needs neither") {
     Pair bench;
     bench.make(1s);
     bench.y.swap_out();
@@ -279,7 +280,7 @@ TEST_SUITE("recipes") {
     CHECK(bench.allocator.stats().spared.count == 0);
   }
 
-  TEST_CASE("A block leaves by its recipe, at whatever cost, when the host pool is full") {
+  TEST_CASE("When the host pool is full, a block leaves by its recipe at any cost") {
     Pair bench{128_KiB, 64_KiB};
     bench.make(1s);
     bench.drop(bench.y);
@@ -287,7 +288,7 @@ TEST_SUITE("recipes") {
     bench.run();
   }
 
-  TEST_CASE("Blocks that are made of dropped blocks are made after them") {
+  TEST_CASE("A block whose operands are dropped is made after they are") {
     Bench bench;
     std::vector<Buffer> chain = bench.chain(5);
     for (std::size_t i = 1; i < 5; ++i) {
@@ -298,7 +299,7 @@ TEST_SUITE("recipes") {
     CHECK(bench.recomputations() == 4);
   }
 
-  TEST_CASE("A chain of dropped blocks is no longer than it may be, and a ring is cut") {
+  TEST_CASE("Chains of dropped blocks are limited in length, and cycles are cut") {
     Bench bench{4_MiB};
     std::uint64_t const length = spillway::detail::Recipes::most_chained + 4;
     std::vector<Buffer> chain = bench.chain(length);
@@ -313,7 +314,7 @@ TEST_SUITE("recipes") {
     bench.run();
   }
 
-  TEST_CASE("What does not fit together is not dropped") {
+  TEST_CASE("A block that does not fit together with its operand is not dropped") {
     Bench bench{1_MiB};
     Buffer x{bench.allocator, 640_KiB};
     bench.write(x, 1);
@@ -327,7 +328,7 @@ TEST_SUITE("recipes") {
     bench.run();
   }
 
-  TEST_CASE("A chain may be dropped that fits with its operands, each counted once") {
+  TEST_CASE("A chain may be dropped if it fits with its operands, each counted once") {
     Bench bench{1_MiB};
     std::array<Buffer, 3> made;
     std::array<std::size_t, 3> const sizes{256_KiB, 320_KiB, 256_KiB};
@@ -345,7 +346,7 @@ TEST_SUITE("recipes") {
     bench.run();
   }
 
-  TEST_CASE("Operands that have no room beside the others of a group come in before it") {
+  TEST_CASE("Operands that do not fit beside a group come in before the group") {
     Pair bench{384_KiB};
     bench.make();
     bench.drop(bench.y);
@@ -359,7 +360,7 @@ TEST_SUITE("recipes") {
     }
     bench.run();
     CHECK(bench.recomputations() == 1);
-    bench.y.swap_out();  // its recipe has not been worth it
+    bench.y.swap_out();  // its recipe did not pay off
     CHECK(bench.y.residency() != Residency::none);
     bench.check(bench.y, 2);
     bench.run();
@@ -417,7 +418,7 @@ TEST_SUITE("recipes") {
     bench.run();
   }
 
-  TEST_CASE("A chain that fails in the middle is as it was") {
+  TEST_CASE("A chain that fails halfway is unchanged") {
     Bench bench;
     std::vector<Buffer> chain = bench.chain(3);
     bench.drop(chain[1]);
@@ -430,7 +431,7 @@ TEST_SUITE("recipes") {
     bench.run();
   }
 
-  TEST_CASE("An acquire for writing needs no recipe, and ends it") {
+  TEST_CASE("An acquire for writing runs no recipe, and removes it") {
     Pair bench;
     bench.make();
     bench.drop(bench.y);
@@ -459,7 +460,7 @@ TEST_SUITE("recipes") {
     CHECK(bench.recomputations() == 1);
   }
 
-  TEST_CASE("An acquire that was to write a dropped block, and fails, leaves its recipe") {
+  TEST_CASE("A failed acquire for writing leaves a dropped block's recipe") {
     Pair bench;
     bench.make();
     bench.drop(bench.y);
@@ -501,7 +502,7 @@ TEST_SUITE("recipes") {
             kernels.write(device, on, made, 128_KiB, to);
           });
     }
-    /// Whether `y` leaves by a recipe, and holds `seed` then as before.
+    /// Whether `y` leaves by its recipe; checks that it holds `seed` afterwards.
     [[nodiscard]] bool leaves_by_recipe(std::uint64_t seed) {
       auto const copies = allocator.stats().swap_outs.count;
       y.swap_out();
@@ -516,7 +517,7 @@ TEST_SUITE("recipes") {
 
   }  // namespace
 
-  TEST_CASE("A block that is changed in place keeps its recipe, followed by the change") {
+  TEST_CASE("A block changed in place keeps its recipe, extended by the change") {
     for (bool const is_dropped_before : {false, true}) {
       CAPTURE(is_dropped_before);
       Changing bench;
@@ -538,7 +539,7 @@ TEST_SUITE("recipes") {
     }
   }
 
-  TEST_CASE("Changes in place are repeated in their order, and not too many") {
+  TEST_CASE("Changes in place are repeated in order, and their number is limited") {
     Changing bench;
     constexpr std::uint64_t most = spillway::detail::Recipes::most_extensions;
     for (std::uint64_t i = 0; i <= most; ++i) {
@@ -551,9 +552,9 @@ TEST_SUITE("recipes") {
     }
   }
 
-  TEST_CASE("A recipe ends with a change in place that is not told, or not alone") {
+  TEST_CASE("A change in place that is not reported, or not alone, ends the recipe") {
     Changing bench;
-    SUBCASE("the lease ends without a word") {
+    SUBCASE("the lease ends without extend_recipe") {
       auto lease = bench.acquire();
       bench.change(lease);
       lease.release();
@@ -564,26 +565,26 @@ TEST_SUITE("recipes") {
       bench.change(lease);
       CHECK_FALSE(bench.tell(lease));
     }
-    SUBCASE("an operand is freed meanwhile that has no recipe") {
+    SUBCASE("an operand without a recipe is freed meanwhile") {
       auto const lease = bench.acquire();
       { Buffer const freed = std::move(bench.x); }
       bench.change(lease);
       CHECK_FALSE(bench.tell(lease));
     }
-    SUBCASE("another lease for writing is given meanwhile") {
+    SUBCASE("another lease for writing is acquired meanwhile") {
       auto const lease = bench.acquire();
       auto const other = bench.y.acquire(Access::read_write, bench.stream());
       bench.change(lease);
       CHECK_FALSE(bench.tell(lease));
     }
-    SUBCASE("two are to tell") {
+    SUBCASE("two leases report a change") {
       auto const lease = bench.acquire();
       auto const other = bench.acquire();
       bench.change(lease);
       CHECK_FALSE(bench.tell(lease));
       CHECK_FALSE(bench.tell(other));
     }
-    SUBCASE("the lease was not acquired for it") {
+    SUBCASE("the lease was not acquired for a change in place") {
       auto const lease = bench.y.acquire(Access::read_write, bench.stream());
       bench.change(lease);
       CHECK_FALSE(bench.tell(lease));
@@ -622,7 +623,7 @@ TEST_SUITE("recipes") {
     CHECK(bench.recomputations() == 2);
   }
 
-  TEST_CASE("What is made of an operand is made again before that is written") {
+  TEST_CASE("Dropped blocks are made again before their operand is written") {
     for (bool const is_whole_write : {false, true}) {
       Pair bench;
       bench.make();
@@ -634,7 +635,7 @@ TEST_SUITE("recipes") {
       CHECK(bench.recomputations() == 1);
       bench.check(bench.y, 2);
       bench.check(bench.x, 9);
-      bench.y.swap_out();  // its recipe is dead
+      bench.y.swap_out();  // its recipe has ended
       bench.check(bench.y, 2);
       bench.run();
       CHECK(bench.recomputations() == 1);
@@ -651,29 +652,29 @@ TEST_SUITE("recipes") {
     bench.run();
   }
 
-  TEST_CASE("An operand that is freed stays for as long as a dropped block needs it") {
+  TEST_CASE("A freed operand stays as long as a dropped block needs it") {
     Pair bench;
     bench.make();
     bench.drop(bench.y);
     BlockId const id = bench.x.id();
-    SUBCASE("until that is made again") {
+    SUBCASE("until the block is made again") {
       bench.x.reset();
       CHECK_THROWS_AS((void)bench.allocator.residency(id), spillway::ContractViolation);
       bench.check(bench.y, 2);
       bench.y.swap_out();
       bench.check(bench.y, 2);
     }
-    SUBCASE("or written") {
+    SUBCASE("until the block is written") {
       bench.x = Buffer{};
       bench.write(bench.y, 5);
       bench.check(bench.y, 5);
     }
-    SUBCASE("or freed, too") {
+    SUBCASE("until the block is freed, too") {
       bench.x = Buffer{};
       CHECK(bench.allocator.stats().allocated.blocks.current == 2);
       bench.y.reset();
     }
-    SUBCASE("and may leave meanwhile") {
+    SUBCASE("the operand may be evicted meanwhile") {
       bench.x.reset();
       {
         Buffer large{bench.allocator, 1_MiB};
@@ -687,17 +688,16 @@ TEST_SUITE("recipes") {
     CHECK(bench.allocator.stats().resident.blocks.current == left);
   }
 
-  TEST_CASE(
-      "An operand that is freed while a block that is made from it is copied goes afterwards") {
+  TEST_CASE("An operand freed during the copy of a block made from it is released afterwards") {
     Pair bench;
     bench.make(1s);  // so that the block is copied
-    SUBCASE("when the block has left") {
+    SUBCASE("after the block has left") {
       bench.device.at_next_copy = [&] { bench.x.reset(); };
       bench.y.swap_out();
       bench.run();
       CHECK(bench.y.residency() == Residency::host);
     }
-    SUBCASE("when the copy has failed") {
+    SUBCASE("after the copy has failed") {
       bench.device.at_next_copy = [&] {
         bench.x.reset();
         throw spillway::DeviceError{"the copy fails"};
@@ -713,7 +713,7 @@ TEST_SUITE("recipes") {
     CHECK(bench.recomputations() == 0);
   }
 
-  TEST_CASE("A resident block loses its recipe when an operand is freed that has none") {
+  TEST_CASE("A resident block loses its recipe when an operand without a recipe is freed") {
     Pair bench;
     bench.make();
     bench.x.reset();
@@ -724,13 +724,13 @@ TEST_SUITE("recipes") {
     CHECK(bench.recomputations() == 0);
   }
 
-  TEST_CASE("A block is made again through operands that were freed") {
+  TEST_CASE("A block is made again through freed operands") {
     Bench bench;
     std::vector<Buffer> made = bench.chain(4);
     bench.run();
     std::array<std::uint64_t, 2> const middle{1, 2};
-    SUBCASE("while they are on the device") {}
-    SUBCASE("while they are on the host") {
+    SUBCASE("freed operands on the device") {}
+    SUBCASE("freed operands on the host") {
       for (std::uint64_t const i : middle) {
         bench.give(made[i], i, {{made[i - 1], i - 1}}, 1s);
         made[i].swap_out();
@@ -739,7 +739,7 @@ TEST_SUITE("recipes") {
         bench.give(made[i], i, {{made[i - 1], i - 1}});
       }
     }
-    SUBCASE("while they are dropped") {
+    SUBCASE("freed operands that are dropped") {
       for (std::uint64_t const i : middle) {
         bench.drop(made[i]);
       }
@@ -762,35 +762,35 @@ TEST_SUITE("recipes") {
       CHECK(stats.resident.blocks.current == 2);
     }
     std::size_t records = 2 + middle.size();
-    SUBCASE("and they are forgotten with it") {
+    SUBCASE("they are forgotten when the block is freed") {
       made[3].reset();
       records = 1;
     }
-    SUBCASE("and they are forgotten when it is written") {
+    SUBCASE("they are forgotten when the block is written") {
       bench.write(made[3], 7);
       records = 2;
       bench.check(made[3], 7);
     }
-    SUBCASE("or when what they were made from is written") {
+    SUBCASE("they are forgotten when their own operand is written") {
       bench.write(made[0], 8);
       records = 2;
       made[3].swap_out();
       bench.check(made[3], 3);
     }
-    SUBCASE("or freed, and could not be made again") {
+    SUBCASE("they are forgotten when their own operand is freed without a recipe") {
       made[0].reset();
       records = 1;
       made[3].swap_out();
       bench.check(made[3], 3);
     }
-    SUBCASE("but not when that is freed while it is dropped") {
+    SUBCASE("they stay if their own operand is freed while the block is dropped") {
       bench.drop(made[3]);
       made[0].reset();
       CHECK(bench.allocator.stats().allocated.blocks.current == 2);
       bench.check(made[3], 3);
       records = 1;
     }
-    SUBCASE("and when that is written while it is dropped, it is made again before") {
+    SUBCASE("the dropped block is made again before their own operand is written") {
       bench.drop(made[3]);
       bench.write(made[0], 9);
       bench.check(made[3], 3);
@@ -803,7 +803,7 @@ TEST_SUITE("recipes") {
     CHECK(counted == records);
   }
 
-  TEST_CASE("What is made from a freed block that is being made again is whole afterwards") {
+  TEST_CASE("A block made from a freed block that is being made again is intact") {
     Bench bench;
     std::vector<Buffer> made = bench.chain(3);
     Buffer other{bench.allocator, 64_KiB};
@@ -830,7 +830,7 @@ TEST_SUITE("recipes") {
     CHECK(bench.allocator.stats().resident.blocks.current == 0);
   }
 
-  TEST_CASE("No more freed blocks in a row stay without memory than can be made again at once") {
+  TEST_CASE("Rows of freed blocks without memory are no longer than can be made again at once") {
     Bench bench{4_MiB};
     std::vector<Buffer> made = bench.chain(30);
     std::size_t most = 0;
@@ -843,12 +843,12 @@ TEST_SUITE("recipes") {
       most = std::max(most, dropped);
       CHECK(dropped < spillway::detail::Recipes::most_chained);
     };
-    SUBCASE("first made, first freed") {
+    SUBCASE("freed from the first to the last") {
       for (std::size_t i = 1; i + 1 < made.size(); ++i) {
         free_next(i);
       }
     }
-    SUBCASE("last made, first freed") {
+    SUBCASE("freed from the last to the first") {
       for (std::size_t i = made.size() - 1; --i != 0;) {
         free_next(i);
       }
@@ -860,7 +860,7 @@ TEST_SUITE("recipes") {
     CHECK(bench.allocator.stats().resident.blocks.current == 2);
   }
 
-  TEST_CASE("A recipe can be replaced, name an operand twice, and needs blocks that were written") {
+  TEST_CASE("A recipe can be replaced, can name an operand twice, and needs written operands") {
     Pair bench;
     bench.make();
     Buffer z{bench.allocator, 64_KiB};
@@ -886,7 +886,7 @@ TEST_SUITE("recipes") {
     bench.run();
   }
 
-  TEST_CASE("The recompute policy is told how long steps took, from its first choice on") {
+  TEST_CASE("The recompute policy is told the durations of steps after its first choice") {
     spillway::ModelApi device{{.capacity_bytes = 2_MiB}};
     std::vector<double> told;
     spillway::DeviceAllocator<Told>::Options options{.capacity_bytes = 1_MiB};
@@ -911,8 +911,7 @@ TEST_SUITE("recipes") {
       if (kernel_ns == 1'000'000) {
         choose();
       } else if (kernel_ns == 3'000'000) {
-        allocator.swap_out(
-            x);  // without a choice, and where nothing leaves the step does not count
+        allocator.swap_out(x);  // without a choice: a step in which nothing leaves does not count
       }
       device.compute(stream, kernel_ns);
     }
@@ -924,7 +923,7 @@ TEST_SUITE("recipes") {
     device.destroy_stream(stream);
   }
 
-  TEST_CASE("What a recipe reads is no use of it, and has not been leased since its use before") {
+  TEST_CASE("A read by a recipe does not count as a use, and keeps the time of the last lease") {
     std::vector<std::uint32_t> released;
     spillway::DeviceAllocator<Seen>::Options options{.capacity_bytes = 1_MiB};
     options.host.pinned_bytes = 1_MiB;
@@ -954,7 +953,7 @@ TEST_SUITE("recipes") {
     CHECK(released[0] == 1);
   }
 
-  TEST_CASE("No recipes are wanted if the policy wants none and the host pool has room enough") {
+  TEST_CASE("No recipes are wanted if the policy wants none and the host pool has enough room") {
     for (bool const has_room : {true, false}) {
       CAPTURE(has_room);
       spillway::ModelApi device{{.capacity_bytes = 2_MiB}};
@@ -964,7 +963,7 @@ TEST_SUITE("recipes") {
       options.recompute = TellsSteps{&told, false};
       spillway::DeviceAllocator<Told> allocator{device, options};
       auto const stream = device.create_stream();
-      CHECK(allocator.wants_recipes());  // until the policy is asked
+      CHECK(allocator.wants_recipes());  // before the policy is asked
       BlockId const x = allocator.allocate(64_KiB);
       allocator.begin_step();
       CHECK(allocator.wants_recipes() == !has_room);
@@ -974,7 +973,7 @@ TEST_SUITE("recipes") {
       (void)allocator.acquire(x, Access::read, stream);
       allocator.begin_step();
       REQUIRE(told.size() == 2);
-      CHECK((told.back() > 0) == has_room);  // else there was no choice
+      CHECK((told.back() > 0) == has_room);  // otherwise there was no choice
       allocator.deallocate(x);
       allocator.retire_stream(stream);
       device.destroy_stream(stream);
@@ -986,8 +985,8 @@ TEST_SUITE("recipes") {
   struct OnModel : spillway::PoliciesFor<spillway::ModelApi> {
     using recompute = spillway::RecomputeIfCheaper;
   };
-  /// Bytes copied out in the fourth of four steps. Each makes `large` from an operand and `small`
-  /// from nothing, one of which has to be away until both are used again.
+  /// Bytes copied out in the fourth of four steps. Each step makes `large` from an operand and
+  /// `small` from nothing; one of the two has to be away until both are used again.
   std::uint64_t bytes_copied(spillway::RecomputeIfCheaper policy, bool frees_operand) {
     spillway::ModelApi device{{.capacity_bytes = 2_MiB}};
     spillway::DeviceAllocator<OnModel>::Options options{.capacity_bytes = 512_KiB};
@@ -1033,18 +1032,18 @@ TEST_SUITE("recipes") {
 
   }  // namespace
 
-  TEST_CASE("A plan that counts what recipes cost sends out what can be made again cheaply") {
+  TEST_CASE("A plan that counts the cost of recipes evicts blocks with cheap recipes") {
     CHECK(bytes_copied(spillway::RecomputeIfCheaper{1, false}, false) == 128_KiB);
     CHECK(bytes_copied(spillway::RecomputeIfCheaper{1, true}, false) == 0);
   }
 
-  TEST_CASE("A plan does not count on recipes that die before they are needed") {
+  TEST_CASE("A plan does not count on recipes that end before they are needed") {
     CHECK(bytes_copied(spillway::RecomputeIfCheaper{1, true}, true) == 128_KiB);
   }
 
   namespace {
 
-  /// A lock that notes when the thread that has it takes it once more.
+  /// A lock that notes when it is taken a second time while held.
   struct WatchedLock {
     void lock() noexcept {
       was_taken_twice = was_taken_twice || is_taken;
@@ -1081,7 +1080,7 @@ TEST_SUITE("recipes") {
       operand.reset();
       REQUIRE(allocator.stats().allocated.blocks.current == 2);
     }
-    /// The operand is gone, and went without the lock.
+    /// Checks that the operand was freed, and not while the lock was held.
     void check_end() const {
       CHECK(allocator.stats().allocated.blocks.current == 1);
       CHECK_FALSE(WatchedLock::was_taken_twice);
@@ -1096,14 +1095,14 @@ TEST_SUITE("recipes") {
 
   }  // namespace
 
-  TEST_CASE("A recipe that dies lets go of the buffers that it holds") {
+  TEST_CASE("A recipe that ends releases the buffers that it holds") {
     HoldsOperand bench;
     SUBCASE("when its block is written") {
       bench.give();
       (void)bench.made.acquire(Access::write, bench.stream);
       bench.check_end();
     }
-    SUBCASE("when its block is given another one") {
+    SUBCASE("when its block is given another recipe") {
       bench.give();
       bench.allocator.set_recipe(
           bench.made.id(), {}, 1us, [](Stream, std::span<void const* const>, void*) {});
@@ -1115,7 +1114,7 @@ TEST_SUITE("recipes") {
       bench.made.reset();
       bench.check_end();
     }
-    SUBCASE("if it is refused") {
+    SUBCASE("when it is refused") {
       HoldsOperand::Buffer unwritten{bench.allocator, 64_KiB};
       auto const set = [&] {
         bench.allocator.set_recipe(bench.made.id(),
@@ -1128,7 +1127,7 @@ TEST_SUITE("recipes") {
       unwritten.reset();
       bench.check_end();
     }
-    SUBCASE("if there is none that it could extend") {
+    SUBCASE("when there is no recipe to extend") {
       auto const lease = bench.made.acquire(Access::read_write, bench.stream);
       CHECK_FALSE(
           bench.allocator.extend_recipe(lease,
@@ -1140,7 +1139,7 @@ TEST_SUITE("recipes") {
     }
   }
 
-  TEST_CASE("Pressure drops blocks that can be made again") {
+  TEST_CASE("Under pressure, blocks that can be made again are dropped") {
     Bench bench{512_KiB};
     Buffer x{bench.allocator, 64_KiB};
     bench.write(x, 1);

@@ -68,7 +68,7 @@ TEST_SUITE("pager") {
     }
     void use(BlockId id, Access access) { (void)allocator_.acquire(id, access, stream_); }
 
-    /// In the mean of the run.
+    /// The mean over the run.
     [[nodiscard]] double free_share() const {
       return free_bytes_ / static_cast<double>(capacity_bytes);
     }
@@ -92,7 +92,7 @@ TEST_SUITE("pager") {
     double free_bytes_ = 0;
   };
 
-  /// The default policy. It writes down within which budgets it was asked for plans.
+  /// The default policy, which notes the budgets with which it is asked for plans.
   struct Asked : spillway::SlidingCompaction {
     std::vector<std::uint64_t>* budgets = nullptr;
 
@@ -121,7 +121,7 @@ TEST_SUITE("pager") {
     using prefetch = Wish;
   };
 
-  /// The least recently used block leaves, and is leaving if it is one of these.
+  /// LRU; the blocks in `leaving` count as leaving anyway.
   struct Leaving : spillway::LruEviction {
     std::vector<BlockId> const* leaving = nullptr;
 
@@ -140,7 +140,7 @@ TEST_SUITE("pager") {
 
   }  // namespace
 
-  TEST_CASE("Reclaimer: what leaves anyway and needs no copy makes room before blocks move") {
+  TEST_CASE("Reclaimer: blocks that are leaving and need no copy make room before others move") {
     struct Policies : Planned {
       using eviction = Leaving;
     };
@@ -159,7 +159,7 @@ TEST_SUITE("pager") {
       blocks.push_back(allocator.declare(4_KiB));
       use(blocks.back(), Access::write);
     }
-    // Blocks 4 and 8 come back clean, each into its old place.
+    // Blocks 4 and 8 come back clean, each to its old place.
     for (std::size_t const i : {4U, 8U}) {
       allocator.swap_out(blocks[i]);
       use(blocks[i], Access::read);
@@ -169,13 +169,13 @@ TEST_SUITE("pager") {
     auto const before = allocator.stats();
     std::size_t const asked_bytes = 8_KiB;
 
-    SUBCASE("a block beside free memory") {
+    SUBCASE("one leaving block beside free memory") {
       leaving = {blocks[4]};
     }
-    SUBCASE("and others until it is such a one") {
+    SUBCASE("two leaving blocks, taken until one is beside free memory") {
       leaving = {blocks[4], blocks[8]};
     }
-    SUBCASE("but none that stays, or needs a copy") {
+    SUBCASE("no block that stays or needs a copy") {
       leaving = {blocks[5]};
     }
 
@@ -196,8 +196,7 @@ TEST_SUITE("pager") {
     allocator.retire_stream(stream);
   }
 
-  TEST_CASE(
-      "Reclaimer: the faster the link, the fewer blocks move for others, and hardly more leave") {
+  TEST_CASE("Reclaimer: the faster the link, the fewer blocks move, and hardly more are evicted") {
     Load slow{1e6, 3};
     Load fast{25e9, 3};
     slow.run(3000);
@@ -210,18 +209,19 @@ TEST_SUITE("pager") {
     CHECK(other.swap_ins.bytes < one.swap_ins.bytes + one.swap_ins.bytes / 16);
   }
 
-  TEST_CASE("Reclaimer: blocks move only where it takes no longer than to evict a neighbour") {
+  TEST_CASE("Reclaimer: blocks move only if that takes no longer than evicting a neighbour") {
     struct Policies : Planned {
       using compaction = Asked;
     };
     constexpr double bytes_per_second = 1_GiB;
     std::vector<std::uint64_t> budgets;
     std::uint64_t moved_blocks = 0;
-    // A neighbour of 4 KiB leaves and comes back, or one of 4 KiB is moved, which reads and writes.
-    SUBCASE("as fast as the link") {
+    // Either a neighbour of 4 KiB is evicted and comes back, or 4 KiB are moved, that is, read and
+    // written.
+    SUBCASE("device memory as fast as the link") {
       moved_blocks = 1;
     }
-    SUBCASE("half as fast") {
+    SUBCASE("device memory half as fast") {
       moved_blocks = 0;
     }
     spillway::ModelApi device{{.capacity_bytes = 1_GiB}};
@@ -254,7 +254,7 @@ TEST_SUITE("pager") {
   }
 
   TEST_CASE_TEMPLATE(
-      "Reclaimer: a failed search for a prefetch is not repeated while memory looks the same",
+      "Reclaimer: a failed search for a prefetch is not repeated until memory changes",
       Device,
       spillway::HostApi,
       spillway::ModelApi) {
@@ -267,7 +267,7 @@ TEST_SUITE("pager") {
     options.compaction.emplace().budgets = &budgets;
     options.prefetch.emplace().wanted = &wanted;
     options.paging.link_bytes_per_second = 1_GiB;
-    options.paging.device_bytes_per_second = 1_GiB / 2.0;  // to move a block costs as to evict two
+    options.paging.device_bytes_per_second = 1_GiB / 2.0;  // a move costs two evictions
     spillway::DeviceAllocator<Policies> allocator{device, options};
     auto const stream = device.create_stream();
     std::vector<BlockId> blocks;
@@ -300,8 +300,7 @@ TEST_SUITE("pager") {
     allocator.retire_stream(stream);
   }
 
-  TEST_CASE(
-      "Reclaimer: a block on its way in is moved for what is needed now, not for a prefetch") {
+  TEST_CASE("Reclaimer: a block on its way in is moved for an allocation, but not for a prefetch") {
     struct Policies : Planned {
       using prefetch = Wish;
     };
@@ -310,7 +309,7 @@ TEST_SUITE("pager") {
     spillway::DeviceAllocator<Policies>::Options options{.capacity_bytes = 64_KiB};
     options.host.pinned_bytes = 1_MiB;
     options.prefetch.emplace().wanted = &wanted;
-    options.paging.link_bytes_per_second = 1e6;  // to move blocks costs nothing beside a copy
+    options.paging.link_bytes_per_second = 1e6;  // moving blocks costs nothing compared with a copy
     spillway::DeviceAllocator<Policies> allocator{device, options};
     auto const stream = device.create_stream();
     auto const use = [&](BlockId id) { return allocator.acquire(id, Access::read, stream); };
@@ -334,7 +333,7 @@ TEST_SUITE("pager") {
     allocator.deallocate(std::exchange(blocks[4], {}));
     allocator.deallocate(std::exchange(blocks[6], {}));
     std::size_t movable = blocks.size();
-    SUBCASE("nothing else can be moved") {}
+    SUBCASE("no other block can be moved") {}
     SUBCASE("another block can be moved") {
       movable = 3;
     }
@@ -369,7 +368,8 @@ TEST_SUITE("pager") {
     allocator.retire_stream(stream);
   }
 
-  TEST_CASE("Reclaimer: where nothing can leave, all that is free is had, however many ranges") {
+  TEST_CASE("Reclaimer: if no block can leave, all free bytes can still be allocated, with any "
+            "number of ranges") {
     std::mt19937_64 random{5};
     spillway::ModelApi device{{.capacity_bytes = 1_GiB}};
     Allocator::Options options{.capacity_bytes = capacity_bytes};
@@ -401,7 +401,7 @@ TEST_SUITE("pager") {
   }
 
   TEST_CASE(
-      "Reclaimer: what leases leave in pieces is found where few ranges are looked at first") {
+      "Reclaimer: room between leased blocks is found although few ranges are examined first") {
     Load load{25e9, 7};
     Allocator& allocator = load.allocator();
     std::vector<Allocator::lease_type> leases;
@@ -421,7 +421,8 @@ TEST_SUITE("pager") {
     leases.clear();
   }
 
-  TEST_CASE("Reclaimer: a block that the host has no room for keeps no smaller one from leaving") {
+  TEST_CASE("Reclaimer: a block that does not fit into the host pool does not keep smaller ones "
+            "from leaving") {
     auto options = support::small_options(1_MiB);
     options.host.pinned_bytes = 128_KiB;
     support::SmallBench bench{options};
@@ -439,7 +440,7 @@ TEST_SUITE("pager") {
     }
   }
 
-  TEST_CASE("Reclaimer: no copy on the host is given up for a block that has no room even then") {
+  TEST_CASE("Reclaimer: a host copy is not given up for a block that would not fit even then") {
     auto options = support::small_options(1_MiB);
     options.host.pinned_bytes = 128_KiB;
     support::SmallBench bench{options};
@@ -460,7 +461,7 @@ TEST_SUITE("pager") {
     }
   }
 
-  TEST_CASE("Reclaimer: reservations that are too small together make way for a larger one") {
+  TEST_CASE("Reclaimer: reservations that are too small together are replaced by a larger one") {
     auto options = support::small_options(1_MiB);
     options.initial_bytes = 0;
     options.growth_bytes = 64_KiB;
@@ -475,7 +476,7 @@ TEST_SUITE("pager") {
     support::KnownBytes large{bench, 640_KiB, 99};
 
     CHECK(bench.allocator.stats().reserved_bytes <= 1_MiB);
-    // Only as many have left as must.
+    // Only as many blocks have left as had to.
     CHECK(bench.allocator.stats().resident.bytes.current == 1_MiB);
     CHECK(large.is_intact());
     for (auto& block : blocks) {
@@ -485,7 +486,7 @@ TEST_SUITE("pager") {
     CHECK(blocks[3].is_intact());
   }
 
-  TEST_CASE("Reclaimer: memory whose last use cannot be waited for is given back the next time") {
+  TEST_CASE("Reclaimer: if waiting for its last use fails, memory is given back the next time") {
     struct Capturing : spillway::testing::SteppedSimApi {
       using spillway::testing::SteppedSimApi::SteppedSimApi;
       [[nodiscard]] bool is_capturing(stream_type /*stream*/) const { return captures; }
@@ -518,7 +519,7 @@ TEST_SUITE("pager") {
     }
   }
 
-  TEST_CASE("Reclaimer: room that leases divide is mapped anew in one piece") {
+  TEST_CASE("Reclaimer: room divided by leased blocks is mapped again in one piece") {
     auto options = support::small_options(1_MiB);
     options.initial_bytes = 0;
     options.page_bytes = 16_KiB;
@@ -557,7 +558,8 @@ TEST_SUITE("pager") {
     }
   }
 
-  TEST_CASE("Reclaimer: a lowered capacity is what is reserved, though nothing can leave") {
+  TEST_CASE(
+      "Reclaimer: after the capacity is lowered, no more is reserved, even if no block can leave") {
     auto options = support::small_options(1_MiB);
     options.initial_bytes = 0;
     options.growth_bytes = 128_KiB;
@@ -566,7 +568,7 @@ TEST_SUITE("pager") {
     support::SmallBench bench{options, {.capacity_bytes = 64_MiB, .granularity_bytes = 16_KiB}};
     std::deque<support::KnownBytes> blocks;
     std::deque<support::KnownBytes> gaps;
-    for (std::uint8_t i = 0; i < 24; ++i) {  // of three sizes, and a third of them go
+    for (std::uint8_t i = 0; i < 24; ++i) {  // of three sizes, and a third of them is freed
       std::size_t const bytes = (24 + std::size_t{i} % 3 * 16) * 1_KiB;
       (i % 3 == 1 ? gaps : blocks).emplace_back(bench, bytes, i);
     }
@@ -589,7 +591,7 @@ TEST_SUITE("pager") {
     }
   }
 
-  TEST_CASE("Reclaimer: what a lowered capacity leaves lies together, but for what is leased") {
+  TEST_CASE("Reclaimer: after the capacity is lowered, all but leased blocks lie together") {
     auto options = support::small_options(4_MiB);
     options.initial_bytes = 0;
     options.growth_bytes = 16_KiB;
@@ -633,7 +635,8 @@ TEST_SUITE("pager") {
     }
   }
 
-  TEST_CASE("DeviceAllocator: nothing leaves for a block that is larger than a lowered capacity") {
+  TEST_CASE(
+      "DeviceAllocator: no block is evicted for an allocation larger than a lowered capacity") {
     support::SmallBench bench{support::small_options(1_MiB)};
     support::KnownBytes const small{bench, 128_KiB, 1};
     BlockId const large = bench.allocator.declare(768_KiB);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an observer is told, put together, is what the allocator knows of itself.
+// The records of an observer, put together, agree with the allocator's own state.
 #include <spillway/core/record.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/page_arena.hpp>
@@ -128,7 +128,7 @@ void check_ledger(Allocator& allocator) {
 
 TEST_SUITE("record_history") {
   TEST_CASE_TEMPLATE(
-      "Observer: the records tell where every block is", Policies, Scheduled, Lru, Remapped) {
+      "Observer: its records give the place of each block", Policies, Scheduled, Lru, Remapped) {
     using Allocator = spillway::DeviceAllocator<Policies>;
     constexpr std::uint32_t seed = 20261121;
     CAPTURE(seed);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that find no memory for their own lists: blocks are as they were, and can be used.
+// Calls without memory for their own lists: they leave all blocks unchanged and usable.
 #include <spillway/core/types.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/pager/block_state.hpp>
@@ -39,8 +39,8 @@ struct Bench {
   Bench(Bench const&) = delete;
   Bench& operator=(Bench const&) = delete;
 
-  /// Makes a call again and again, each time with memory for one allocation more, until it
-  /// succeeds. After each call that did not, `check()` looks at what it has left.
+  /// Repeats a call, each time with memory for one more allocation, until it succeeds. After each
+  /// failed call, `check()` examines the state.
   template <class Call, class Check>
   void call_with_little_memory(Call call, Check check) {
     bool has_succeeded = false;
@@ -69,7 +69,7 @@ struct Bench {
 }  // namespace
 
 TEST_SUITE("short_memory") {
-  TEST_CASE("DeviceAllocator: a block that cannot be swapped out for want of memory stays") {
+  TEST_CASE("DeviceAllocator: a block whose swap-out fails for want of memory stays resident") {
     Bench bench;
     bench.call_with_little_memory(
         [&] { bench.buffers[0].swap_out(); },
@@ -78,14 +78,14 @@ TEST_SUITE("short_memory") {
           bench.allocator.for_each_block([&](BlockId, spillway::detail::BlockRecord const& block) {
             is_in_transit = is_in_transit || block.is_in_transit();
           });
-          REQUIRE_FALSE(is_in_transit);  // for an acquire would wait for its end
+          REQUIRE_FALSE(is_in_transit);  // since an acquire would wait for its end
           CHECK(bench.buffers[0].residency() == Residency::device);
           (void)bench.buffers[0].acquire(Access::read, bench.stream);
         });
     CHECK(bench.buffers[0].residency() != Residency::device);
   }
 
-  TEST_CASE("DeviceAllocator: a recipe for which there is no memory leaves nothing behind") {
+  TEST_CASE("DeviceAllocator: set_recipe without memory for the recipe leaves nothing behind") {
     Bench bench;
     std::array<BlockId, 2> const operands{bench.buffers[1].id(), bench.buffers[2].id()};
     bench.call_with_little_memory(

@@ -53,7 +53,7 @@ TEST_SUITE("pager") {
       }
     }
 
-    /// All leave for one that takes all of the room, which does not stay.
+    /// Evicts all blocks, by one large block that is freed again.
     void send_all_out() { SmallBuffer const large{bench.allocator, capacity_bytes}; }
 
     [[nodiscard]] std::size_t torn() {
@@ -68,7 +68,7 @@ TEST_SUITE("pager") {
     std::vector<std::unique_ptr<KnownBytes>> blocks;
   };
 
-  /// A codec that finds, of what it wrote itself, that it cannot be decoded.
+  /// A codec that cannot decode what it encoded itself.
   struct Forgetful : ZeroBitmap {
     static bool decode(std::span<std::byte const> /*from*/, std::span<std::byte> /*to*/) noexcept {
       return false;
@@ -84,7 +84,7 @@ TEST_SUITE("pager") {
     return elements;
   }
 
-  /// A pass over small blocks and back, all of which have left in between.
+  /// A pass over small blocks and back, all of which were evicted in between.
   struct ThereAndBack {
     struct Policies : SimPolicies {
       using eviction = LruEviction;
@@ -131,22 +131,21 @@ TEST_SUITE("pager") {
 
   }  // namespace
 
-  TEST_CASE(
-      "DeviceAllocator: small blocks that leave together and lie side by side are a copy or two") {
+  TEST_CASE("DeviceAllocator: adjacent small blocks that leave together are one or two copies") {
     SmallBench bench{small_options(capacity_bytes)};
     FullOfSmallBlocks full{4096, bench};
     SimCalls const before = bench.device.calls();
 
     full.send_all_out();
 
-    // The first ones do not wait for what the last ones may have to wait for.
+    // The first blocks do not wait for work that only the last ones have to wait for.
     CHECK(bench.device.calls().copies_to_host <= before.copies_to_host + 2);
     CHECK(bench.device.calls().bytes_to_host == before.bytes_to_host + capacity_bytes);
     CHECK(bench.allocator.stats().swap_outs.count == 128);
     CHECK(full.torn() == 0);
   }
 
-  TEST_CASE("DeviceAllocator: a block is copied out beside the work that only reads it") {
+  TEST_CASE("DeviceAllocator: a block is copied out while work that only reads it runs") {
     constexpr std::uint64_t kernel_ns = 1'000'000;
     // In a room for two blocks, one is written and then used again, and leaves for a third one.
     auto const nanoseconds = [](Access last_access) {
@@ -189,7 +188,8 @@ TEST_SUITE("pager") {
     CHECK(nanoseconds(Access::read_write) == 4 * kernel_ns + copy_ns);
   }
 
-  TEST_CASE("DeviceAllocator: in a full host pool outdated copies go first, then the newest one") {
+  TEST_CASE(
+      "DeviceAllocator: in a full host pool outdated copies are dropped first, then the newest") {
     auto options = small_options(1_MiB);
     options.host.pinned_bytes = 256_KiB;
     options.host.slab_bytes = 256_KiB;
@@ -208,7 +208,7 @@ TEST_SUITE("pager") {
     auto const copies = [&] { return bench.allocator.stats().swap_outs.count; };
     std::uint64_t const before = copies();
 
-    // Each needs a slot: the first one gets that of block 2, the second one that of block 1.
+    // Both blocks need a slot: the first gets that of block 2, the second that of block 1.
     auto const first = make(4);
     first->buffer().swap_out();
     auto const second = make(5);
@@ -216,7 +216,7 @@ TEST_SUITE("pager") {
     CHECK(copies() == before + 2);
     blocks[0]->buffer().swap_out();
     blocks[3]->buffer().swap_out();
-    CHECK(copies() == before + 2);  // they still had theirs
+    CHECK(copies() == before + 2);  // both kept their slots
     CHECK_THROWS_AS(blocks[1]->buffer().swap_out(), OutOfHostMemory);
     CHECK_THROWS_AS(blocks[2]->buffer().swap_out(), OutOfHostMemory);
     for (auto const& block : blocks) {
@@ -226,7 +226,7 @@ TEST_SUITE("pager") {
     CHECK(second->is_intact());
   }
 
-  TEST_CASE("DeviceAllocator: small blocks that do not touch go in batches") {
+  TEST_CASE("DeviceAllocator: small blocks that are not adjacent leave in batches") {
     SmallBench bench{small_options(capacity_bytes)};
     FullOfSmallBlocks full{1000, bench};  // rounded up: the bytes in between are nobody's
     SimCalls const before = bench.device.calls();
@@ -239,7 +239,7 @@ TEST_SUITE("pager") {
     CHECK(full.torn() == 0);
   }
 
-  TEST_CASE("DeviceAllocator: blocks that did not leave because a copy failed are as they were") {
+  TEST_CASE("DeviceAllocator: blocks whose copies failed are unchanged") {
     for (std::uint64_t const nth : {1U, 2U, 300U, 512U}) {
       CAPTURE(nth);
       SmallBench bench{small_options(capacity_bytes)};
@@ -267,13 +267,13 @@ TEST_SUITE("pager") {
     CHECK(full.torn() == 0);
   }
 
-  TEST_CASE("DeviceAllocator: small blocks that are prefetched come together") {
+  TEST_CASE("DeviceAllocator: small blocks are prefetched together") {
     ThereAndBack now;
     std::uint64_t const batches = now.device.calls().copy_batches;
     std::size_t i = ThereAndBack::count;
     while (now.device.calls().copy_batches == batches) {
       REQUIRE(i > 20);
-      CHECK(now.is_intact(--i));  // until it is clear that this is the way back
+      CHECK(now.is_intact(--i));  // before it is known to be a backward pass
     }
     std::size_t const left = ThereAndBack::count - now.allocator.stats().swap_ins.count;
     CHECK(left + 8 < i);
@@ -285,13 +285,13 @@ TEST_SUITE("pager") {
     CHECK(stats.swap_ins.bytes == ThereAndBack::count * 1_KiB);
   }
 
-  TEST_CASE("DeviceAllocator: when some of them cannot be swapped in, the others are and all stay "
-            "whole") {
+  TEST_CASE(
+      "DeviceAllocator: if some blocks cannot be swapped in, the others are, and all stay intact") {
     for (std::uint64_t nth = 1; nth <= 12; ++nth) {
       CAPTURE(nth);
       ThereAndBack now;
       for (std::size_t i = ThereAndBack::count; i-- > 30;) {
-        now.device.fail_copy(nth);  // of this acquire or of what it brings in ahead, or of none
+        now.device.fail_copy(nth);  // the copy of this acquire, one of a prefetch, or none
         bool is_intact = false;
         try {
           is_intact = now.is_intact(i);
@@ -334,8 +334,7 @@ TEST_SUITE("pager") {
     CHECK(bench.kernels.checks() == 2);
   }
 
-  TEST_CASE(
-      "DeviceAllocator: a host copy that a resident block could do without makes way for others") {
+  TEST_CASE("DeviceAllocator: a host copy of a resident block makes way for other blocks") {
     PagerBench<Plain> bench{128_KiB, 64_KiB};
     PagerBench<Plain>::Buffer a{bench.allocator, 64_KiB};
     bench.write(a, 1);
@@ -352,7 +351,7 @@ TEST_SUITE("pager") {
     CHECK(bench.kernels.checks() == 3);
   }
 
-  TEST_CASE("DeviceAllocator: a compaction whose copies fail leaves every block whole") {
+  TEST_CASE("DeviceAllocator: a compaction whose copies fail keeps every block intact") {
     // A slide by 4 KiB of a block of 48 KiB takes twelve pieces; each of them fails once.
     for (std::size_t nth = 1; nth <= 13; ++nth) {
       PagerBench<Plain> bench{64_KiB};
@@ -380,7 +379,7 @@ TEST_SUITE("pager") {
     }
   }
 
-  TEST_CASE("DeviceAllocator: bytes that a dying device tore are never handed out") {
+  TEST_CASE("DeviceAllocator: bytes lost when a copy fails are never handed out") {
     PagerBench<Plain> bench{64_KiB};
     PagerBench<Plain>::Buffer first{bench.allocator, 4_KiB};
     PagerBench<Plain>::Buffer second{bench.allocator, 60_KiB};
@@ -407,8 +406,8 @@ TEST_SUITE("pager") {
   }
 
   TEST_CASE(
-      "DeviceAllocator: a policy without memory for a block that stays holds up no other one") {
-    /// Has no memory for a block that it is told of once more.
+      "DeviceAllocator: a policy without memory for one block does not keep others from leaving") {
+    /// Has no memory for a block that is inserted a second time.
     struct Strained : LruEviction {
       std::set<BlockId> known;
       void on_insert(BlockId id, std::size_t bytes, Use use) {
@@ -437,7 +436,7 @@ TEST_SUITE("pager") {
     bench.run();
   }
 
-  TEST_CASE("DeviceAllocator: where every block would do, those leave that a codec makes shorter") {
+  TEST_CASE("DeviceAllocator: of equal victims, those that a codec makes smaller leave") {
     constexpr std::size_t blocks = 16;
     SimApi device;
     DeviceAllocator<SimPolicies> allocator{
@@ -476,7 +475,7 @@ TEST_SUITE("pager") {
   }
 
   TEST_CASE(
-      "DeviceAllocator: a block with a codec takes up less on the host and comes back whole") {
+      "DeviceAllocator: a block with a codec takes fewer bytes on the host and comes back intact") {
     SmallBench bench;
     auto tensor = make_tensor<float>(bench.allocator, {100'000});
     auto const expected = sparse_elements(tensor.size());
@@ -507,7 +506,7 @@ TEST_SUITE("pager") {
     CHECK(bench.allocator.host_stats().tier(HostTier::pinned).used_bytes >= 400'000);
   }
 
-  TEST_CASE("DeviceAllocator: a block that cannot be decoded says so, and others are whole") {
+  TEST_CASE("DeviceAllocator: a block that cannot be decoded is an error, and others are intact") {
     SmallBench bench;
     auto lost = make_tensor<float>(bench.allocator, {50'000});
     auto whole = make_tensor<float>(bench.allocator, {50'000});

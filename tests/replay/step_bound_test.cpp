@@ -21,7 +21,8 @@ using spillway::Access;
 using spillway::bench::Step;
 using spillway::bench::StepBound;
 
-/// `n` operations that each make a block of 100 bytes, then `n` that use them, the last one first.
+/// `n` operations that each make a block of 100 bytes, then `n` that use the blocks, the newest
+/// first.
 Step there_and_back(std::uint32_t n) {
   Step step;
   for (std::uint32_t block = 0; block < n; ++block) {
@@ -33,7 +34,7 @@ Step there_and_back(std::uint32_t n) {
   return step;
 }
 
-/// The same with weights that both halves use, and with kernels, at random.
+/// The same with random kernels, and with weights that both halves use.
 replay::Trace random_trace(std::mt19937_64& random) {
   replay::Trace trace;
   trace.form = replay::Trace::Form::accesses;
@@ -81,7 +82,7 @@ TEST_SUITE("replay") {
     CHECK(bound.least_ns(400, 1) == 8 * 50);
   }
 
-  TEST_CASE("StepBound: what is made in the first half of a step leaves in that half") {
+  TEST_CASE("StepBound: blocks made in the first half of a step leave in that half") {
     StepBound const bound{there_and_back(4), std::vector<std::uint64_t>(8, 10)};
 
     // 200 of the 400 bytes are out when the fourth operation begins. From the fifth on, which

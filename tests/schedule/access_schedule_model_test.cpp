@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the schedule predicts of programs that repeat exactly, against what they then do.
+// Compares the schedule's predictions for programs that repeat exactly with their real uses.
 #include <spillway/core/types.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/use.hpp>
@@ -18,14 +18,14 @@ namespace {
 using namespace spillway;
 using Random = std::mt19937_64;
 
-/// One thing a step does. A part is a block of the step: of those that live on, of those born in
-/// the step before and freed in this one, or of those born in this one.
+/// One action of a step. A part is a block of the step: one that lives on, one made in the step
+/// before and freed in this one, or one made in this one.
 struct Action {
   enum class Kind : std::uint8_t { create, use, destroy } kind;
   std::uint32_t part;
 };
 
-/// A step made up at random that can be repeated for ever.
+/// A random step that can be repeated without end.
 struct Program {
   Program(Random& random, std::uint32_t parts, std::size_t uses) : bytes(parts), role(parts) {
     for (std::uint32_t i = 0; i < parts; ++i) {
@@ -38,7 +38,8 @@ struct Program {
     for (std::size_t i = 0; i < uses; ++i) {
       order.push_back(static_cast<std::uint32_t>(random() % parts));
     }
-    // A block that crosses the boundary is born in the second half and freed in the first.
+    // A block that lives across the end of the step is made in the second half and freed in the
+    // first half of the next step.
     std::size_t const half = uses / 2;
     std::vector<std::size_t> first(parts, uses);
     std::vector<std::size_t> last(parts, uses);
@@ -117,7 +118,7 @@ std::vector<Seen> run(Program const& program, int steps, AccessSchedule& schedul
         current[action.part] = create(action.part);
         break;
       case Action::Kind::use:
-        if (id != BlockId{}) {  // in the first step nothing is left over
+        if (id != BlockId{}) {  // in the first step no block is left over
           seen.push_back({id, schedule.on_access(id, Access::read), step});
           schedule.on_release(id);
         }
@@ -138,7 +139,7 @@ std::vector<Seen> run(Program const& program, int steps, AccessSchedule& schedul
 }  // namespace
 
 TEST_SUITE("schedule") {
-  TEST_CASE("AccessSchedule: every prediction of a program that repeats comes true") {
+  TEST_CASE("AccessSchedule: every prediction for a program that repeats is right") {
     std::uint64_t const seed = 4711;
     INFO("seed ", seed);
     Random random{seed};
@@ -154,7 +155,7 @@ TEST_SUITE("schedule") {
         auto const [id, use, step] = seen[position];
         REQUIRE(use.now == position);
         auto const after = next.find(id);
-        // What is left over from the first step takes a step more to be known.
+        // Blocks left over from the first step are recognised one step later.
         if (step >= 3 && step < steps - 1) {
           CAPTURE(round);
           CAPTURE(position);
@@ -167,7 +168,7 @@ TEST_SUITE("schedule") {
     }
   }
 
-  TEST_CASE("AccessSchedule: what comes is what then comes") {
+  TEST_CASE("AccessSchedule: the listed next uses are those that then happen") {
     std::uint64_t const seed = 4712;
     INFO("seed ", seed);
     Random random{seed};

@@ -70,13 +70,13 @@ TEST_SUITE("schedule") {
     Rig rig{3};
     CHECK(rig.step({0, 1, 0, 2}) ==
           std::vector{use_unknown, use_unknown, use_unknown, use_unknown});
-    // Positions 4 to 7; what is not used again in this step is used again in the next.
+    // Positions 4 to 7; blocks not used again in this step are used again in the next.
     CHECK(rig.step({0, 1, 0, 2}) == std::vector<std::uint64_t>{6, 9, 8, 11});
     CHECK(rig.schedule.is_predicting());
     CHECK(rig.schedule.mispredictions() == 0);
   }
 
-  TEST_CASE("AccessSchedule: a role keeps what its block is spared, whichever block has it next") {
+  TEST_CASE("AccessSchedule: spared bytes belong to the role and pass to its next block") {
     Rig rig{1};
     for (std::uint32_t step = 0; step < 3; ++step) {
       rig.schedule.begin_step();
@@ -96,7 +96,7 @@ TEST_SUITE("schedule") {
   }
 
   TEST_CASE(
-      "AccessSchedule: what a role is spared changes by more than a sixteenth, or not at all") {
+      "AccessSchedule: the spared bytes of a role change by more than a sixteenth or not at all") {
     Rig rig{1, 64};
     std::vector<std::uint64_t> kept;
     for (std::uint64_t const spared : {20U, 24U, 16U, 25U, 22U, 0U, 4U, 5U}) {
@@ -123,7 +123,7 @@ TEST_SUITE("schedule") {
     CHECK(rig.schedule.next_use(block(99)) == use_unknown);
   }
 
-  TEST_CASE("AccessSchedule: a block that the next use overwrites is known") {
+  TEST_CASE("AccessSchedule: tells whether the next use overwrites the block") {
     Rig rig{2};
     auto const step = [&] {
       rig.schedule.begin_step();
@@ -136,7 +136,7 @@ TEST_SUITE("schedule") {
     CHECK(!rig.schedule.is_overwritten_next(block(1)));
   }
 
-  TEST_CASE("AccessSchedule: blocks born in a step are known by size and first use") {
+  TEST_CASE("AccessSchedule: blocks made in a step are recognised by size and first use") {
     Rig rig{1};
     auto const step = [&](std::uint32_t generation) {
       rig.schedule.begin_step();
@@ -159,7 +159,7 @@ TEST_SUITE("schedule") {
     CHECK(rig.schedule.mispredictions() == 0);
   }
 
-  TEST_CASE("AccessSchedule: a born block of another size is a misprediction") {
+  TEST_CASE("AccessSchedule: a new block of another size is a misprediction") {
     Rig rig{1};
     auto const step = [&](std::uint32_t generation, std::size_t bytes) {
       rig.schedule.begin_step();
@@ -175,7 +175,8 @@ TEST_SUITE("schedule") {
     CHECK(rig.schedule.mispredictions() > 0);
   }
 
-  TEST_CASE("AccessSchedule: a block that is freed in the step after its birth is succeeded") {
+  TEST_CASE(
+      "AccessSchedule: a block freed in the step after its birth passes its role to a new block") {
     Rig rig{1};
     std::uint32_t generation = 0;
     // A gradient: made at the end of a step, read at the start of the next one, and freed.
@@ -202,7 +203,7 @@ TEST_SUITE("schedule") {
     CHECK(rig.schedule.mispredictions() == mispredictions);
   }
 
-  TEST_CASE("AccessSchedule: a block that two others could succeed is succeeded by one") {
+  TEST_CASE("AccessSchedule: a block that two new blocks could succeed is succeeded by only one") {
     Rig rig{1};
     rig.schedule.begin_step();
     rig.use(0);
@@ -210,7 +211,8 @@ TEST_SUITE("schedule") {
     rig.schedule.on_create(old, 4096);
     rig.use(old);
     rig.schedule.begin_step();
-    // The first birth has the rank of the old block, the second is used where that one was first.
+    // The first new block has the rank of the old one, the second is used where the old one was
+    // first used.
     BlockId const first = make_block_id(6, 1);
     BlockId const second = make_block_id(7, 1);
     rig.schedule.on_create(first, 4096);
@@ -232,7 +234,8 @@ TEST_SUITE("schedule") {
     CHECK(successors == 1);
   }
 
-  TEST_CASE("AccessSchedule: a block born in the first step that lives on is known by identity") {
+  TEST_CASE(
+      "AccessSchedule: a block made in the first step that lives on is recognised by its id") {
     Rig rig{1};
     rig.schedule.begin_step();
     rig.use(0);
@@ -243,7 +246,7 @@ TEST_SUITE("schedule") {
     CHECK(rig.schedule.mispredictions() == 0);
   }
 
-  TEST_CASE("AccessSchedule: a step longer than its record is predicted no further") {
+  TEST_CASE("AccessSchedule: a step longer than its record gets no predictions beyond the record") {
     Rig rig{2};
     rig.step({0, 1});
     rig.step({0, 1});
@@ -253,7 +256,7 @@ TEST_SUITE("schedule") {
     CHECK(rig.schedule.take_change() == Change::none);
     CHECK(!rig.schedule.is_predicting());
     CHECK(rig.schedule.mispredictions() == 1);
-    // All of the record came true, so that the longer step is trusted.
+    // The whole record matched, so the longer step is trusted.
     rig.schedule.begin_step();
     CHECK(rig.schedule.is_predicting());
   }
@@ -266,7 +269,7 @@ TEST_SUITE("schedule") {
     CHECK(rig.schedule.mispredictions() == 1);
   }
 
-  TEST_CASE("AccessSchedule: two uses changed round cost no predictions") {
+  TEST_CASE("AccessSchedule: two exchanged uses do not end the predictions") {
     Rig rig{20};
     auto indices = round_robin(20, 100);
     rig.step(indices);
@@ -278,7 +281,7 @@ TEST_SUITE("schedule") {
     CHECK(next[99] == 100 + 119);
   }
 
-  TEST_CASE("AccessSchedule: uses that were left out are passed over") {
+  TEST_CASE("AccessSchedule: uses that are left out are skipped") {
     Rig rig{20};
     auto indices = round_robin(20, 200);
     rig.step(indices);
@@ -291,7 +294,7 @@ TEST_SUITE("schedule") {
       has_resumed = rig.schedule.take_change() == Change::resumed || has_resumed;
       if (i == 60) {
         CHECK(has_resumed);
-        // A block whose use was left out: its next one, three uses sooner than recorded.
+        // A block whose use was left out: its next use comes three uses sooner than recorded.
         CHECK(rig.schedule.next_use(block(10)) == 200 + 67);
       }
     }
@@ -299,7 +302,7 @@ TEST_SUITE("schedule") {
     CHECK(last == 200 + 197 + 19);
   }
 
-  TEST_CASE("AccessSchedule: a use more is tolerated") {
+  TEST_CASE("AccessSchedule: one additional use is tolerated") {
     Rig rig{21};
     auto indices = round_robin(20, 200);
     indices.push_back(20);
@@ -326,7 +329,7 @@ TEST_SUITE("schedule") {
     CHECK(rig.schedule.next_use(block(0)) == use_unknown);
   }
 
-  TEST_CASE("AccessSchedule: after a long interruption the place is found again") {
+  TEST_CASE("AccessSchedule: after a long interruption it finds its place again") {
     Rig rig{60};
     auto indices = round_robin(50, 2000);
     rig.step(indices);
@@ -345,9 +348,9 @@ TEST_SUITE("schedule") {
     CHECK(rig.schedule.is_predicting());
   }
 
-  TEST_CASE("AccessSchedule: rows in another order are not mistaken for the recorded step") {
-    // Rows of 100 uses, each the same every time, in an order that changes: what comes next within
-    // a row is as recorded, but not when a block is used again.
+  TEST_CASE("AccessSchedule: sections in another order are not mistaken for the recorded step") {
+    // Sections of 100 uses, each always the same, in a changing order: within a section the next
+    // use is as recorded, but not the time at which a block is used again.
     Rig rig{300};
     auto const run = [&](std::initializer_list<std::uint32_t> rows) {
       rig.schedule.begin_step();
@@ -366,7 +369,8 @@ TEST_SUITE("schedule") {
     CHECK(run({6, 7, 3, 1, 5, 0, 2, 4}) < 100);
   }
 
-  TEST_CASE("AccessSchedule: a step that was not like its record is followed only on proof") {
+  TEST_CASE(
+      "AccessSchedule: after a step unlike its record, it predicts only once uses match again") {
     Rig rig{200};
     auto const indices = round_robin(200, 1000);
     std::vector<std::uint32_t> other;
@@ -385,7 +389,7 @@ TEST_SUITE("schedule") {
     CHECK(rig.schedule.is_predicting());
   }
 
-  TEST_CASE("AccessSchedule: what comes is told in order, over the end of the step") {
+  TEST_CASE("AccessSchedule: upcoming uses are listed in order, across the end of the step") {
     Rig rig{2};
     auto const step = [&](std::uint32_t generation) {
       rig.schedule.begin_step();
@@ -426,7 +430,7 @@ TEST_SUITE("schedule") {
     CHECK(visits == 2);
   }
 
-  TEST_CASE("AccessSchedule: a use that came early is not told again") {
+  TEST_CASE("AccessSchedule: a use that came early is not listed again") {
     Rig rig{20};
     rig.step(round_robin(20, 100));
     rig.schedule.begin_step();
@@ -444,7 +448,7 @@ TEST_SUITE("schedule") {
     });
   }
 
-  TEST_CASE("AccessSchedule: a step beyond the limit is not recorded, and the next one is") {
+  TEST_CASE("AccessSchedule: a step longer than the limit is not recorded, but the next one is") {
     AccessSchedule schedule{10};
     schedule.on_create(block(0), 64);
     auto const step = [&](int uses) {
@@ -461,7 +465,7 @@ TEST_SUITE("schedule") {
     CHECK(schedule.is_predicting());
   }
 
-  TEST_CASE("AccessSchedule: blocks that are made and never used end a record, too") {
+  TEST_CASE("AccessSchedule: blocks that are made and never used count towards the limit, too") {
     AccessSchedule schedule{10};
     schedule.on_create(block(0), 64);
     auto const step = [&](std::uint32_t births) {

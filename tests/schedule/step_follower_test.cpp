@@ -31,7 +31,7 @@ std::vector<std::uint32_t> round_robin(std::uint32_t blocks, std::uint32_t uses)
   return step;
 }
 
-/// A follower of a step over blocks that live on. Block `i` plays role `i`.
+/// A follower of a step over blocks that live on. Block `i` has role `i`.
 struct Rig {
   static constexpr std::uint64_t start = 1000;
 
@@ -95,7 +95,7 @@ struct Rig {
 }  // namespace
 
 TEST_SUITE("schedule") {
-  TEST_CASE("StepFollower: without a record it predicts nothing and counts nothing") {
+  TEST_CASE("StepFollower: without a record it predicts nothing and counts no misprediction") {
     StepFollower follower;
     StepFollower::Blocks blocks{{.generation = 1, .bytes = 64}};
     StepRecord recording;
@@ -107,7 +107,7 @@ TEST_SUITE("schedule") {
     CHECK(follower.mispredictions() == 0);
   }
 
-  TEST_CASE("StepFollower: the expected use moves the place on, and the next one is told") {
+  TEST_CASE("StepFollower: an expected use advances the place and returns the next use") {
     Rig rig{{0, 1, 0}};
     CHECK(rig.follower.is_following());
     Use const first = rig.use(0);
@@ -120,7 +120,7 @@ TEST_SUITE("schedule") {
     CHECK(rig.follower.mispredictions() == 0);
   }
 
-  TEST_CASE("StepFollower: an entry that is used early is past, and not waited for again") {
+  TEST_CASE("StepFollower: an entry that was used early is not waited for again") {
     Rig rig{{0, 1, 2, 3, 0, 1, 2, 3}};
     rig.use(0);
     rig.use(2);
@@ -136,7 +136,7 @@ TEST_SUITE("schedule") {
   }
 
   TEST_CASE(
-      "StepFollower: eight entries in a row further on show that those before will not come") {
+      "StepFollower: eight consecutive entries farther on show that those before are left out") {
     std::vector<std::uint32_t> const step = round_robin(40, 80);
     Rig rig{step};
     rig.use(0);
@@ -148,7 +148,7 @@ TEST_SUITE("schedule") {
     CHECK(rig.follower.cursor() == 13);
     CHECK(rig.follower.take_change() == Change::resumed);
     CHECK(rig.follower.take_change() == Change::none);
-    // Four entries were left out: everything comes so much sooner.
+    // Four entries were left out: all uses come four uses sooner.
     CHECK(rig.follower.position_of(13) == Rig::start + 9);
     CHECK(rig.follower.use_of(rig.blocks[3], Rig::start + 9).entry == 43);
   }
@@ -168,7 +168,7 @@ TEST_SUITE("schedule") {
     CHECK(rig.follower.mispredictions() == 9);
   }
 
-  TEST_CASE("StepFollower: after a stray use all that is predicted comes one use later") {
+  TEST_CASE("StepFollower: a stray use shifts all predictions by one use") {
     Rig rig{{0, 1, 2, 0}};
     std::uint32_t const stranger = rig.add_stranger(4096);
     CHECK(rig.use(0).next == Rig::start + 3);
@@ -178,7 +178,7 @@ TEST_SUITE("schedule") {
     CHECK(rig.follower.use_of(rig.blocks[0], Rig::start + 3).next == Rig::start + 4);
   }
 
-  TEST_CASE("StepFollower: sixteen expected uses earn a stray one back") {
+  TEST_CASE("StepFollower: sixteen expected uses make up for one stray use") {
     for (std::uint32_t const expected : {15U, 16U}) {
       CAPTURE(expected);
       Rig rig{round_robin(40, 80)};
@@ -194,11 +194,11 @@ TEST_SUITE("schedule") {
     }
   }
 
-  TEST_CASE("StepFollower: a new block takes the role of one of its size that is not played") {
+  TEST_CASE("StepFollower: a new block takes a free role of its size") {
     for (std::uint64_t const bytes : {64U, 128U}) {
       CAPTURE(bytes);
       Rig rig{{0, 1, 2, 1, 0}};
-      rig.follower.record().blocks[1].id = BlockId{};  // whoever played it is gone
+      rig.follower.record().blocks[1].id = BlockId{};  // the block that had it was freed
       rig.blocks[1] = {};
       std::uint32_t const born = rig.add_stranger(bytes);
       rig.use(0);
@@ -209,7 +209,8 @@ TEST_SUITE("schedule") {
     }
   }
 
-  TEST_CASE("StepFollower: a step that ends early is a misprediction, and one that fits is not") {
+  TEST_CASE("StepFollower: a step that ends early is a misprediction, one of the recorded length "
+            "is not") {
     for (bool const is_complete : {false, true}) {
       Rig rig{{0, 1, 2}};
       rig.use(0);
@@ -222,7 +223,8 @@ TEST_SUITE("schedule") {
     }
   }
 
-  TEST_CASE("StepFollower: after a step of which less than half agreed it starts without trust") {
+  TEST_CASE(
+      "StepFollower: if less than half of a step matched, the next one starts without trust") {
     for (std::uint32_t const agreed : {20U, 60U}) {
       CAPTURE(agreed);
       Rig rig{round_robin(40, 80)};
@@ -239,9 +241,9 @@ TEST_SUITE("schedule") {
     }
   }
 
-  // A slow model: the entries that were used, one by one. The next use of a block is its first
-  // entry at or after the cursor that is none of them.
-  TEST_CASE("StepFollower: a long match earns no more than eight stray uses") {
+  // A slow model: the set of used entries. The next use of a block is its first entry at or after
+  // the cursor that is not in the set.
+  TEST_CASE("StepFollower: a long match makes up for at most eight stray uses") {
     Rig rig{round_robin(100, 400)};
     std::uint32_t const stranger = rig.add_stranger(128);
     for (std::uint32_t i = 0; i < 300; ++i) {
@@ -255,7 +257,8 @@ TEST_SUITE("schedule") {
     CHECK_FALSE(rig.follower.is_following());
   }
 
-  TEST_CASE("StepFollower: each loss doubles the streak that it takes to be found again") {
+  TEST_CASE(
+      "StepFollower: each loss doubles the number of matches needed to find the place again") {
     Rig rig{round_robin(100, 1000)};
     std::uint32_t const stranger = rig.add_stranger(128);
     std::uint32_t place = 0;
@@ -276,8 +279,7 @@ TEST_SUITE("schedule") {
     }
   }
 
-  TEST_CASE(
-      "StepFollower: four stray uses are tolerated when the place has just been found again") {
+  TEST_CASE("StepFollower: just after the place was found again, four stray uses are tolerated") {
     Rig rig{round_robin(100, 400)};
     std::uint32_t const stranger = rig.add_stranger(128);
     std::uint32_t place = 0;
@@ -296,8 +298,8 @@ TEST_SUITE("schedule") {
     CHECK_FALSE(rig.follower.is_following());
   }
 
-  TEST_CASE(
-      "StepFollower: found again without a sequence, it waits for the sixteen entries before") {
+  TEST_CASE("StepFollower: if the place is found out of sequence, it waits for the sixteen entries "
+            "before") {
     Rig rig{round_robin(100, 400)};
     std::uint32_t const stranger = rig.add_stranger(128);
     std::uint32_t place = 0;
@@ -306,7 +308,7 @@ TEST_SUITE("schedule") {
     }
     rig.lose(stranger);
     while (!rig.follower.is_following() && place < 400) {
-      rig.use((place + 1) % 100);  // pairs, the other way round
+      rig.use((place + 1) % 100);  // pairs in reverse order
       if (!rig.follower.is_following()) {
         rig.use(place % 100);
       }
@@ -317,7 +319,8 @@ TEST_SUITE("schedule") {
     CHECK(rig.follower.cursor() + 16 <= place + 4);
   }
 
-  TEST_CASE("StepFollower: entries used out of order beyond the window leave half of it behind") {
+  TEST_CASE(
+      "StepFollower: entries used beyond the window move the place to half a window behind them") {
     Rig rig{round_robin(200, 800)};
     for (std::uint32_t i = 0; i < 200; ++i) {
       rig.use(i);
@@ -330,7 +333,7 @@ TEST_SUITE("schedule") {
     CHECK(rig.follower.cursor() == 265 - 32);
   }
 
-  TEST_CASE("StepFollower: a step of which half agreed is trusted again") {
+  TEST_CASE("StepFollower: a step of which half matched is trusted again") {
     for (std::uint32_t const strays : {4U, 5U}) {
       CAPTURE(strays);
       Rig rig{{0, 1, 2, 3}};
@@ -371,7 +374,7 @@ TEST_SUITE("schedule") {
     }
   }
 
-  TEST_CASE("StepFollower: after a loss, it takes eight right predictions for each wrong one") {
+  TEST_CASE("StepFollower: after a loss, eight right predictions make up for each wrong one") {
     for (std::uint32_t const length : {180U, 181U}) {
       CAPTURE(length);
       Rig rig{round_robin(100, length)};
@@ -392,7 +395,7 @@ TEST_SUITE("schedule") {
   }
 
   TEST_CASE(
-      "StepFollower: of any block the first entry not yet used is told, whatever changes round") {
+      "StepFollower: returns the first unused entry of any block, in whatever order uses come") {
     std::uint64_t out_of_order = 0;
     for (std::uint64_t seed = 1; seed <= 60; ++seed) {
       CAPTURE(seed);
@@ -446,6 +449,6 @@ TEST_SUITE("schedule") {
         REQUIRE(use.entry == rig.follower.use_of(rig.blocks[step[i]], use.now).entry);
       }
     }
-    CHECK(out_of_order > 300);  // otherwise it has tested little
+    CHECK(out_of_order > 300);  // otherwise this has tested little
   }
 }

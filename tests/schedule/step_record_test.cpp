@@ -19,7 +19,7 @@ StepRecord::Entry entry_of(std::uint32_t block, Access access) {
 }  // namespace
 
 TEST_SUITE("schedule") {
-  TEST_CASE("StepRecord: an entry beyond the length is the same one of the step after") {
+  TEST_CASE("StepRecord: an entry beyond the length is the same entry of the next step") {
     StepRecord record;
     record.entries = {entry_of(0, Access::write), entry_of(0, Access::read)};
     CHECK(record.length() == 2);
@@ -37,7 +37,7 @@ TEST_SUITE("schedule") {
     CHECK(record.mean_reuse() == 2);
   }
 
-  TEST_CASE("StepRecord: a block that lives on plays its own role again") {
+  TEST_CASE("StepRecord: a block that lives on keeps its role") {
     StepRecord record;
     record.blocks = {{.id = BlockId{7}, .bytes = 64}};
     record.born_from = 1;
@@ -46,7 +46,7 @@ TEST_SUITE("schedule") {
     CHECK(record.block_after(0) == BlockId{7});
   }
 
-  TEST_CASE("StepRecord: a block born in one step and freed in the next hands its roles on") {
+  TEST_CASE("StepRecord: a block made in one step and freed in the next passes on its roles") {
     // Role 0 is the block left over from the step before, role 1 the one born in this step.
     StepRecord record;
     record.blocks = {{.id = BlockId{7}, .bytes = 64, .freed = 3, .successor = 1},
@@ -58,13 +58,13 @@ TEST_SUITE("schedule") {
     CHECK(record.block_after(1) == BlockId{});  // to be born in the step after
   }
 
-  TEST_CASE("StepRecord: nobody plays the role of a block that was freed and has no successor") {
+  TEST_CASE("StepRecord: the role of a freed block without a successor is free") {
     StepRecord record;
     record.blocks = {{.id = BlockId{7}, .bytes = 64, .freed = 3}};
     CHECK(record.block_after(0) == BlockId{});
   }
 
-  TEST_CASE("StepRecord: a cleared record knows nothing") {
+  TEST_CASE("StepRecord: a cleared record is empty") {
     StepRecord record;
     record.entries = {entry_of(0, Access::read)};
     record.blocks = {{.id = BlockId{7}}};

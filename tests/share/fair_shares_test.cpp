@@ -31,17 +31,17 @@ std::uint64_t sum_of(std::vector<std::uint64_t> const& shares) {
 TEST_SUITE("fair_shares") {
   using Shares = std::vector<std::uint64_t>;
 
-  TEST_CASE("fair_shares: one that wants little gets it, and the others the same of the rest") {
+  TEST_CASE("fair_shares: a program that wants little gets it, the others share the rest equally") {
     CHECK(shares_of({{.wanted_bytes = 80}, {.wanted_bytes = 30}}, 100) == Shares{70, 30});
     CHECK(shares_of({{.wanted_bytes = 80}, {.wanted_bytes = 90}}, 100) == Shares{50, 50});
   }
 
-  TEST_CASE("fair_shares: with twice the weight a program gets twice as much") {
+  TEST_CASE("fair_shares: a program of twice the weight gets twice as much") {
     CHECK(shares_of({{.wanted_bytes = 200, .weight = 2}, {.wanted_bytes = 200}}, 90) ==
           Shares{60, 30});
   }
 
-  TEST_CASE("fair_shares: programs that do nothing get what the others leave") {
+  TEST_CASE("fair_shares: idle programs get what the others leave") {
     CHECK(shares_of({{.wanted_bytes = 80}, {.wanted_bytes = 50, .is_active = false}}, 100) ==
           Shares{80, 20});
     CHECK(shares_of({{.wanted_bytes = 100}, {.wanted_bytes = 50, .is_active = false}}, 100) ==
@@ -51,23 +51,24 @@ TEST_SUITE("fair_shares") {
               100) == Shares{50, 50});
   }
 
-  TEST_CASE("fair_shares: what nobody wants goes to those at work, who then need not ask") {
+  TEST_CASE(
+      "fair_shares: bytes that nobody wants go to working programs, which then need not ask") {
     CHECK(shares_of({{.wanted_bytes = 10}, {.wanted_bytes = 20}, {.is_active = false}}, 100) ==
           Shares{50, 50, 0});
   }
 
-  TEST_CASE("fair_shares: promises come before what others want, and claims before that, too") {
+  TEST_CASE("fair_shares: promises are met before wanted bytes, and claims before both") {
     CHECK(shares_of({{.wanted_bytes = 100}, {.least_bytes = 30, .is_active = false}}, 100) ==
           Shares{70, 30});
     CHECK(shares_of({{.wanted_bytes = 100}, {.claimed_bytes = 80, .wanted_bytes = 80}}, 100) ==
           Shares{20, 80});
-    // A claim that cannot be met beside an earlier one gets nothing for it.
+    // A claim that cannot be met together with an earlier one gets nothing.
     CHECK(shares_of({{.claimed_bytes = 60, .wanted_bytes = 60},
                      {.claimed_bytes = 60, .wanted_bytes = 60}},
                     100) == Shares{60, 40});
   }
 
-  TEST_CASE("fair_shares: any requests are met as max-min fairness says") {
+  TEST_CASE("fair_shares: random requests are met by max-min fairness") {
     std::mt19937_64 random{20261127};
     auto const below = [&](std::uint64_t n) { return random() % n; };
     for (int round = 0; round < 2000; ++round) {
@@ -84,7 +85,7 @@ TEST_SUITE("fair_shares") {
         one.is_active = below(3) != 0;
       }
       Shares const shares = shares_of(requests, capacity);
-      auto const slack = static_cast<double>(requests.size() + 1);  // what cannot be divided
+      auto const slack = static_cast<double>(requests.size() + 1);  // the indivisible rest
       CHECK(sum_of(shares) <= capacity);
       CHECK(static_cast<double>(capacity - sum_of(shares)) <= slack);
       for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -93,8 +94,8 @@ TEST_SUITE("fair_shares") {
         if (shares[i] >= poor.wanted_bytes) {
           continue;
         }
-        // Who wants more than it has has as much for its weight as anybody else of its kind, but
-        // for what the others are promised or have claimed.
+        // A program that wants more than it has gets as much for its weight as any other of its
+        // kind, apart from promises to others and their claims.
         for (std::size_t j = 0; j < requests.size(); ++j) {
           ShareRequest const& rich = requests[j];
           if (rich.is_active > poor.is_active ||
@@ -104,7 +105,7 @@ TEST_SUITE("fair_shares") {
           CAPTURE(i);
           CAPTURE(j);
           CHECK(rich.is_active ==
-                poor.is_active);  // an idle one has nothing while another one lacks
+                poor.is_active);  // idle ones have nothing while others lack bytes
           CHECK(static_cast<double>(shares[j]) / rich.weight <=
                 static_cast<double>(shares[i]) / poor.weight + 16 * slack);
         }

@@ -24,7 +24,7 @@ using namespace spillway::literals;
 using spillway::detail::ShareTable;
 
 TEST_SUITE("ShareTable") {
-  TEST_CASE("ShareTable: a member takes what is free, and gives up what another one lacks") {
+  TEST_CASE("ShareTable: a member takes free bytes, and gives up those that another one lacks") {
     TemporaryFolder folder;
     auto const file = folder.path() / "table";
     ShareTable first{file, 100_MiB, 0, 1};
@@ -46,7 +46,7 @@ TEST_SUITE("ShareTable") {
     CHECK(first.update(80_MiB, 0, true).keep_bytes == 50_MiB);  // nobody lacks anything
   }
 
-  TEST_CASE("ShareTable: what a member holds beyond its share stays while nobody lacks it") {
+  TEST_CASE("ShareTable: a member keeps bytes beyond its share while nobody lacks them") {
     TemporaryFolder folder;
     auto const file = folder.path() / "table";
     ShareTable first{file, 100_MiB, 0, 1};
@@ -57,7 +57,7 @@ TEST_SUITE("ShareTable") {
     CHECK(advice.keep_bytes == advice.held_bytes);
   }
 
-  TEST_CASE("ShareTable: a little that is lacking is not worth another one's copies") {
+  TEST_CASE("ShareTable: a small lack does not make another member give up bytes") {
     TemporaryFolder folder;
     auto const file = folder.path() / "table";
     ShareTable first{file, 128_MiB, 0, 1};
@@ -72,7 +72,7 @@ TEST_SUITE("ShareTable") {
     CHECK(first.update(70_MiB, 0, true).keep_bytes == 64_MiB);
   }
 
-  TEST_CASE("ShareTable: earlier claims come first, and a member that leaves frees what it had") {
+  TEST_CASE("ShareTable: earlier claims come first, and a member that leaves frees its bytes") {
     TemporaryFolder folder;
     auto const file = folder.path() / "table";
     ShareTable first{file, 100_MiB, 0, 1};
@@ -92,7 +92,7 @@ TEST_SUITE("ShareTable") {
     CHECK(first.members().size() == 1);
   }
 
-  TEST_CASE("ShareTable: a firm claim comes before older ones, and among firm ones the oldest") {
+  TEST_CASE("ShareTable: a firm claim comes before older ones, and the oldest firm claim first") {
     TemporaryFolder folder;
     auto const file = folder.path() / "table";
     ShareTable first{file, 100_MiB, 0, 1};
@@ -106,7 +106,7 @@ TEST_SUITE("ShareTable") {
     CHECK(first.members().at(1).fair_bytes == 40_MiB);
   }
 
-  TEST_CASE("ShareTable: a process that is killed gives back what it held") {
+  TEST_CASE("ShareTable: a killed process gives back its bytes") {
     TemporaryFolder folder;
     auto const file = folder.path() / "table";
     int ready[2];
@@ -134,7 +134,7 @@ TEST_SUITE("ShareTable") {
     ::close(ready[1]);
   }
 
-  TEST_CASE("ShareTable: a forked child does not take its parent's place away") {
+  TEST_CASE("ShareTable: a forked child does not remove its parent's entry") {
     TemporaryFolder folder;
     auto table = std::make_unique<ShareTable>(
         folder.path() / "table", std::uint64_t{100_MiB}, std::uint64_t{0}, 1.0);
@@ -151,7 +151,7 @@ TEST_SUITE("ShareTable") {
     CHECK(table->members().at(0).held_bytes == 100_MiB);
   }
 
-  TEST_CASE("ShareTable: who cannot join is told why") {
+  TEST_CASE("ShareTable: a process that cannot join gets the reason") {
     TemporaryFolder folder;
     auto const file = folder.path() / "table";
     auto const reason = [&](std::uint64_t capacity, std::uint64_t least, double weight) {
@@ -173,7 +173,7 @@ TEST_SUITE("ShareTable") {
       CHECK(says(reason(100_MiB, 50_MiB, 1), "least_bytes are not left"));
       CHECK(reason(100_MiB, 40_MiB, 1).empty());
     }
-    CHECK(reason(90_MiB, 0, 1).empty());  // nobody is there any more who said otherwise
+    CHECK(reason(90_MiB, 0, 1).empty());  // the members that set another size are gone
 
     std::vector<std::unique_ptr<ShareTable>> all;
     for (std::size_t i = 0; i < ShareTable::most_members; ++i) {

@@ -38,7 +38,7 @@ struct Answering : SteppedSimApi {
 };
 static_assert(DeviceApi<Answering> && !BatchCopyApi<Answering>);
 
-/// Three pieces of 256 bytes, here and there.
+/// Three pieces of 256 bytes that are not adjacent.
 template <class D>
 struct Pieces {
   explicit Pieces(D& device) : rig{device}, stream{rig.stream()} {
@@ -92,45 +92,47 @@ TEST_SUITE("copy_batch") {
     CHECK_THROWS_AS(device.fill(now.to[0], 1, 256, other), ContractViolation);
   }
 
-  TEST_CASE("SteppedSimApi: copies of one batch must not touch what another one writes") {
+  TEST_CASE("SteppedSimApi: copies of one batch must not touch bytes that another one writes") {
     SteppedSimApi device;
     Pieces now{device};
     auto const copy = [&](CopyKind kind) {
       device.copy_batch(now.to, now.from, now.sizes, kind, now.stream);
     };
-    SUBCASE("both write") {
+    SUBCASE("both copies write the bytes") {
       now.to[2] = now.memory + 255;
       CHECK_THROWS_AS(copy(CopyKind::to_device), ContractViolation);
     }
-    SUBCASE("one reads") {
+    SUBCASE("one copy reads the bytes") {
       now.from = {now.memory + 1279, now.memory + 1536, now.memory + 256};
       CHECK_THROWS_AS(copy(CopyKind::on_device), ContractViolation);
     }
-    SUBCASE("a small one inside a large one") {
+    SUBCASE("a small range inside a large one") {
       now.sizes = {2048, 16, 16};
       now.to = {now.memory, now.memory + 1024, now.memory + 1100};
       now.from = {now.host, now.host, now.host};
       CHECK_THROWS_AS(copy(CopyKind::to_device), ContractViolation);
     }
-    SUBCASE("reading the same bytes twice is allowed, and touching is") {
+    SUBCASE("reading the same bytes twice is allowed, and so are adjacent ranges") {
       now.from[1] = now.host;
       now.to[1] = now.memory + 256;
       copy(CopyKind::to_device);
     }
   }
 
-  TEST_CASE_TEMPLATE(
-      "SimApi: of a batch that fails, the copies before are enqueued", D, SimApi, SteppedSimApi) {
+  TEST_CASE_TEMPLATE("SimApi: if a batch fails, the copies before the failed one are enqueued",
+                     D,
+                     SimApi,
+                     SteppedSimApi) {
     D device;
     Pieces<D> now{device};
     device.fill(now.memory, 0, 2048, now.stream);
-    SUBCASE("told to fail") {
+    SUBCASE("an injected fault") {
       device.fail_copy(3);
       CHECK_THROWS_AS(
           device.copy_batch(now.to, now.from, now.sizes, CopyKind::to_device, now.stream),
           DeviceError);
     }
-    SUBCASE("outside of live memory") {
+    SUBCASE("outside of allocated memory") {
       now.to[2] = now.memory + 2048 - 255;
       CHECK_THROWS_AS(
           device.copy_batch(now.to, now.from, now.sizes, CopyKind::to_device, now.stream),
@@ -143,7 +145,7 @@ TEST_SUITE("copy_batch") {
     CHECK(device.calls().copy_batches == 0);
   }
 
-  TEST_CASE("SimApi: what a batch is going to use is in use until it has run") {
+  TEST_CASE("SimApi: memory of a batch is in use until the batch has run") {
     std::array<unsigned char, 1024> bytes{};
     std::array<detail::SimCopy, 2> const copies{
         {{bytes.data(), bytes.data() + 512, 16}, {bytes.data() + 32, bytes.data() + 600, 16}}};
@@ -168,7 +170,7 @@ TEST_SUITE("copy_batch") {
     CHECK_FALSE(executor.is_in_use(bytes.data() + 600, 1));
   }
 
-  TEST_CASE("ModelApi: a batch takes the link's time for all its bytes and its latency once") {
+  TEST_CASE("ModelApi: a batch takes the time of all its bytes and one latency") {
     ModelApi device{{.link_bytes_per_second = 1'000'000'000, .copy_latency_ns = 500}};
     Pieces now{device};
 
@@ -177,7 +179,7 @@ TEST_SUITE("copy_batch") {
     CHECK(device.finish_time_ns() == 768 + 500);
   }
 
-  TEST_CASE("CopyBatch: copies that touch on both sides are one copy") {
+  TEST_CASE("CopyBatch: copies adjacent on both sides are one copy") {
     SteppedSimApi device;
     Pieces now{device};
     CopyBatch copies;
@@ -201,7 +203,7 @@ TEST_SUITE("copy_batch") {
     CHECK(std::memcmp(to, from, 356) == 0);
   }
 
-  TEST_CASE("CopyBatch: a device without batches gets its copies one by one") {
+  TEST_CASE("CopyBatch: a device without batches gets single copies") {
     OneByOneArchetype device;
     Pieces now{device};
     CopyBatch copies;
@@ -219,7 +221,7 @@ TEST_SUITE("copy_batch") {
     CHECK(now.memory[1024] == 7);
   }
 
-  TEST_CASE("CopyBatch: one copy is no batch, and a batch that was emptied can be filled again") {
+  TEST_CASE("CopyBatch: one copy is not a batch, and an emptied batch can be filled again") {
     BatchCopyArchetype device;
     Pieces now{device};
     auto& simulation = device.simulation();
@@ -246,7 +248,7 @@ TEST_SUITE("copy_batch") {
     CHECK(now.memory[512] == 7);
   }
 
-  TEST_CASE("CopyBatch: a single copy that fails has enqueued nothing") {
+  TEST_CASE("CopyBatch: a failed single copy has enqueued nothing") {
     SteppedSimApi device;
     Pieces now{device};
     CopyBatch copies;

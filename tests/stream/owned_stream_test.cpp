@@ -28,7 +28,7 @@ TEST_SUITE("stream") {
 
   }  // namespace
 
-  TEST_CASE("OwnedStream: at its end the device and the order have forgotten it") {
+  TEST_CASE("OwnedStream: its end removes it from the device and the stream order") {
     Bench bench;
     for (std::size_t i = 0; i < 2 * Order::max_streams; ++i) {
       OwnedStream const stream{bench.device, bench.order};
@@ -38,7 +38,7 @@ TEST_SUITE("stream") {
     CHECK(bench.device.usage().streams == 0);
   }
 
-  TEST_CASE("OwnedStream: a ticket of a stream that is gone says when its work has finished") {
+  TEST_CASE("OwnedStream: a ticket of a destroyed stream still tells when its work has finished") {
     Bench bench;
     std::optional<OwnedStream> stream{std::in_place, bench.device, bench.order};
     bool has_run = false;
@@ -56,7 +56,7 @@ TEST_SUITE("stream") {
     CHECK(bench.order.is_complete(fence));
   }
 
-  TEST_CASE("OwnedStream: a stream that the order has no place for is destroyed at once") {
+  TEST_CASE("OwnedStream: a stream for which the order has no place is destroyed at once") {
     Bench bench;
     std::vector<std::unique_ptr<OwnedStream>> streams;
     for (std::size_t i = 0; i + 1 < Order::max_streams; ++i) {
@@ -68,7 +68,7 @@ TEST_SUITE("stream") {
     CHECK_NOTHROW(OwnedStream(bench.device, bench.order));
   }
 
-  TEST_CASE("OwnedStream: where the device makes no stream there is none to destroy") {
+  TEST_CASE("OwnedStream: if the device makes no stream, none is destroyed") {
     Bench bench;
     bench.device.fail(SimCall::create_stream, 1);
     CHECK_THROWS_AS(OwnedStream(bench.device, bench.order), DeviceError);

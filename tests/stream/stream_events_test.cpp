@@ -44,7 +44,7 @@ struct Bench {
 }  // namespace
 
 TEST_SUITE("recorded_events") {
-  TEST_CASE("RecordedEvents: a point is claimed by the earliest event that covers it") {
+  TEST_CASE("RecordedEvents: a point is served by the earliest event that covers it") {
     Bench bench;
     auto* const first = bench.record(10);
     auto* const second = bench.record(20);
@@ -57,7 +57,7 @@ TEST_SUITE("recorded_events") {
     CHECK_FALSE(bench.events.covers(21));
   }
 
-  TEST_CASE("RecordedEvents: an event in use goes back to the pool only when it is released") {
+  TEST_CASE("RecordedEvents: an event in use returns to the pool only when it is released") {
     Bench bench;
     auto* const first = bench.record(10);
     CHECK(bench.events.try_claim(5) == first);  // used twice
@@ -70,7 +70,7 @@ TEST_SUITE("recorded_events") {
     CHECK(bench.has_idle(first));
   }
 
-  TEST_CASE("RecordedEvents: one that covers less than the newest serves its recorder alone") {
+  TEST_CASE("RecordedEvents: an event that covers less than the newest serves only its recorder") {
     Bench bench;
     auto* const newest = bench.record(20);
     auto* const late = bench.record(15);
@@ -80,7 +80,7 @@ TEST_SUITE("recorded_events") {
   }
 
   TEST_CASE(
-      "RecordedEvents: a full list forgets its oldest event, and the next covers its points") {
+      "RecordedEvents: a full list drops its oldest event, and the next one covers its points") {
     Bench bench;
     auto* const oldest = bench.record(1);
     bench.events.release(oldest);
@@ -111,7 +111,7 @@ TEST_SUITE("stream_epoch") {
     CHECK(epoch.mark() == 20);
   }
 
-  TEST_CASE("StreamEpoch: an event after which nothing was marked closes nothing") {
+  TEST_CASE("StreamEpoch: an event without new points closes no number") {
     StreamEpoch epoch;
     epoch.start(7);
     auto const none = []() -> std::uint64_t {
@@ -122,7 +122,7 @@ TEST_SUITE("stream_epoch") {
     CHECK(epoch.mark() == 7);
   }
 
-  TEST_CASE("StreamEpoch: a point marked while another thread closes is not taken for covered") {
+  TEST_CASE("StreamEpoch: a point marked while another thread closes does not count as covered") {
     StreamEpoch epoch;
     epoch.start(7);
     (void)epoch.mark();

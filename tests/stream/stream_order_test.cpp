@@ -48,7 +48,7 @@ TEST_SUITE("stream_order") {
 
   }  // namespace
 
-  TEST_CASE("Fence: keeps the latest ticket of each stream and folds a fifth stream into all") {
+  TEST_CASE("Fence: keeps the latest ticket of each stream; a fifth stream makes it wait for all") {
     Fence fence;
     CHECK(fence.is_empty());
     fence.add(Ticket{StreamIndex{1}, 5});
@@ -74,7 +74,7 @@ TEST_SUITE("stream_order") {
     CHECK(bench.device.calls() == before);
   }
 
-  TEST_CASE("StreamOrder: a wait holds a stream back until the point has passed") {
+  TEST_CASE("StreamOrder: a wait holds a stream up until the point has passed") {
     Bench bench;
     bench.work(0, 1);
     Ticket const ticket = bench.order.mark(bench.index[0]);
@@ -99,7 +99,8 @@ TEST_SUITE("stream_order") {
     CHECK(bench.device.calls() == before);
   }
 
-  TEST_CASE("StreamOrder: an event recorded early is not held up by work enqueued since") {
+  TEST_CASE(
+      "StreamOrder: waiting for an event recorded early does not wait for work enqueued later") {
     Bench bench;
     bench.work(0, 1);
     Ticket const early = bench.order.mark(bench.index[0]);
@@ -115,15 +116,15 @@ TEST_SUITE("stream_order") {
     CHECK(bench.ran == std::vector{1, 3});
   }
 
-  // Law 3: whoever takes something over for a stream waits for its last use and marks a new one.
-  TEST_CASE("StreamOrder: A stalled, B takes over, C takes over from B: C runs after A") {
+  // Law 3: a stream that takes something over waits for its last use and marks a new one.
+  TEST_CASE("StreamOrder: A is held up, B takes over, C takes over from B: C runs after A") {
     Bench bench;
     bench.device.stall(bench.streams[0]);
     bench.work(0, 1);
     Fence range = bench.order.mark(bench.index[0]);
 
     bench.order.wait(bench.index[1], range);
-    range = bench.order.mark(bench.index[1]);  // B did not even use it
+    range = bench.order.mark(bench.index[1]);  // B did not use it
     bench.order.wait(bench.index[2], range);
     bench.work(2, 3);
     bench.device.run_all();
@@ -151,8 +152,7 @@ TEST_SUITE("stream_order") {
     CHECK(bench.ran == std::vector{2, 1, 3});
   }
 
-  TEST_CASE(
-      "StreamOrder: a wait for all waits for what nobody has marked, and for retired points") {
+  TEST_CASE("StreamOrder: a wait for all includes unmarked work and points of retired streams") {
     Bench bench;
     bench.work(0, 1);
     bench.work(1, 2);
@@ -171,7 +171,7 @@ TEST_SUITE("stream_order") {
     CHECK(bench.ran == std::vector{1, 2, 3});
   }
 
-  TEST_CASE("StreamOrder: completion is asked of the device, synchronize waits for it") {
+  TEST_CASE("StreamOrder: is_complete asks the device, synchronize waits for it") {
     Bench bench;
     bench.work(0, 1);
     Ticket const ticket = bench.order.mark(bench.index[0]);
@@ -184,7 +184,7 @@ TEST_SUITE("stream_order") {
     CHECK(bench.device.calls() == before);
   }
 
-  TEST_CASE("StreamOrder: points of a retired stream stay valid, its slot is used again") {
+  TEST_CASE("StreamOrder: points of a retired stream stay valid when its index is used again") {
     Bench bench;
     bench.work(0, 1);
     Ticket const ticket = bench.order.mark(bench.index[0]);
@@ -202,7 +202,7 @@ TEST_SUITE("stream_order") {
     CHECK_FALSE(bench.order.is_ordered(bench.order.mark(bench.index[0]), bench.index[1]));
   }
 
-  TEST_CASE("StreamOrder: a stream with an index that is used again has waited for nothing") {
+  TEST_CASE("StreamOrder: a new stream with a reused index has waited for nothing") {
     Bench bench;
     (void)bench.order.mark(bench.index[1]);
     bench.order.record(bench.index[1]);
@@ -223,7 +223,7 @@ TEST_SUITE("stream_order") {
     CHECK(bench.ran == std::vector{1, 2});
   }
 
-  TEST_CASE("StreamOrder: a point that is marked after its stream was retired is waited for once") {
+  TEST_CASE("StreamOrder: a point marked after its stream was retired is waited for once") {
     Bench bench;
     bench.work(0, 1);
     (void)bench.order.mark(bench.index[0]);
@@ -243,7 +243,7 @@ TEST_SUITE("stream_order") {
     CHECK(bench.ran == std::vector{1, 2});
   }
 
-  TEST_CASE("StreamOrder: more streams than it can keep is an error that says what to do") {
+  TEST_CASE("StreamOrder: too many streams are an error that says what to do") {
     SteppedSimApi device;
     Order order{device};
     std::vector<SteppedSimApi::stream_type> streams;
@@ -257,7 +257,7 @@ TEST_SUITE("stream_order") {
     CHECK_NOTHROW((void)order.index_of(one_more));
   }
 
-  TEST_CASE("StreamOrder: if it can keep no more streams, it waits for one that was retired") {
+  TEST_CASE("StreamOrder: if it has no free index, it waits for a retired stream") {
     SteppedSimApi device;
     Order order{device};
     std::vector<SteppedSimApi::stream_type> streams;
@@ -280,7 +280,7 @@ TEST_SUITE("stream_order") {
     CHECK_THROWS_AS((void)order.index_of(device.create_stream()), spillway::ContractViolation);
   }
 
-  TEST_CASE("StreamOrder: a handle that means another stream in every thread is refused") {
+  TEST_CASE("StreamOrder: a handle that is another stream in each thread is refused") {
     struct Device : SteppedSimApi {
       using SteppedSimApi::SteppedSimApi;
       [[nodiscard]] static bool is_one_stream(stream_type stream) noexcept {
@@ -293,7 +293,7 @@ TEST_SUITE("stream_order") {
     CHECK_NOTHROW((void)order.index_of(device.create_stream()));
   }
 
-  TEST_CASE("StreamOrder: points of another order are told from its own") {
+  TEST_CASE("StreamOrder: points of another order are refused") {
     Bench bench;
     Fence own{bench.order.mark(bench.index[0])};
     own.add(bench.order.mark(bench.index[2]));
@@ -303,7 +303,7 @@ TEST_SUITE("stream_order") {
     bench.order.retire(bench.streams[2]);
     CHECK(bench.order.has_marked(own));
 
-    // Of a stream that is not known here, and of one that has come further there.
+    // A point of a stream that is unknown here, and one beyond the last point marked here.
     CHECK_FALSE(bench.order.has_marked(Ticket{StreamIndex{4}, 1}));
     Ticket const last = bench.order.mark(bench.index[1]);
     CHECK_FALSE(bench.order.has_marked(Ticket{last.stream(), last.sequence() + 1}));
@@ -328,7 +328,7 @@ TEST_SUITE("stream_order") {
     }
   }
 
-  TEST_CASE("StreamOrder: nothing waits for what the caller has done already") {
+  TEST_CASE("StreamOrder: nothing waits for work that the caller has finished already") {
     spillway::HostApi device;
     spillway::StreamOrder<spillway::HostApi> order{device};
     StreamIndex const caller = order.index_of(spillway::HostStream::caller);

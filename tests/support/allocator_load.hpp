@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
-// An allocator under load, with work in flight that writes and checks every byte. The work is the
-// environment's: kernels on a GPU, host functions elsewhere. An environment `E` has
+// Tests of an allocator under load, with work in flight that writes and checks every byte. An
+// environment `E` provides the work: kernels on a GPU, host functions elsewhere. It has
 //
 // | member                  | is                                                                |
 // |-------------------------|-------------------------------------------------------------------|
@@ -41,7 +41,7 @@ class KnownBlock {
  public:
   KnownBlock(Allocator& allocator, std::size_t size_bytes) : buffer_{allocator, size_bytes} {}
 
-  /// Overwrites it, on `stream`.
+  /// Overwrites the block, on `stream`.
   template <class E>
   void write(E& e, std::uint32_t tag, typename Allocator::stream_type stream) {
     auto const lease = buffer_.acquire(Access::write, stream);
@@ -53,7 +53,7 @@ class KnownBlock {
     auto const lease = buffer_.acquire(Access::read, stream);
     e.check(lease.data(), buffer_.size_bytes(), tag_, stream);
   }
-  /// Reads what is there, then writes, under one lease.
+  /// Checks the old bytes, then writes new ones, under one lease.
   template <class E>
   void update(E& e, std::uint32_t tag, typename Allocator::stream_type stream) {
     auto const lease = buffer_.acquire(Access::read_write, stream);
@@ -84,7 +84,8 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceAllocator with work in flight: ", E, allocator_
   std::size_t const capacity = 8 * mib;
   typename Allocator::Options options{};
   options.capacity_bytes = capacity;
-  // Pinned at once: pinning waits for the device, and so for what the test holds up.
+  // All host memory is pinned first: pinning waits for the device, and so for streams that the test
+  // holds up.
   options.host = {.pinned_bytes = 64 * mib, .initial_pinned_bytes = 64 * mib};
   std::array<typename Allocator::stream_type, 4> streams{};
   for (auto& stream : streams) {
@@ -155,7 +156,7 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceAllocator with work in flight: ", E, allocator_
     CHECK(allocator.stats().swap_outs.count > 0);
   }
 
-  SUBCASE("swapping out and in gives back every byte, at any size") {
+  SUBCASE("swapping out and in keeps every byte, at any size") {
     Allocator allocator{e.device, options};
     for (std::size_t const bytes : {std::size_t{1}, std::size_t{255}, 4 * kib + 1, 3 * mib + 7}) {
       CAPTURE(bytes);
@@ -173,7 +174,7 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceAllocator with work in flight: ", E, allocator_
     CHECK(allocator.stats().swap_outs.count == 12);
   }
 
-  SUBCASE("a leased block stays where it is while everything else is pushed out") {
+  SUBCASE("a leased block keeps its place while all others are evicted") {
     Allocator allocator{e.device, options};
     Block block{allocator, 2 * mib + 3};
     block.write(e, 1, streams[0]);
@@ -229,7 +230,7 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceAllocator with work in flight: ", E, allocator_
   }
 
   if constexpr (StableAddressArena<ArenaOf<typename E::policies>>) {
-    SUBCASE("a block keeps its address while it comes and goes") {
+    SUBCASE("a stable block keeps its address when it is swapped out and in") {
       Allocator allocator{e.device, options};
       std::vector<Block> blocks;
       std::vector<void const*> addresses;
@@ -250,10 +251,10 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceAllocator with work in flight: ", E, allocator_
   }
 
   if constexpr (MappingArena<ArenaOf<typename E::policies>>) {
-    return;  // pages are waited for on the host: what follows would wait for itself
+    return;  // waits for pages are host waits, which would be deadlocks below
   }
 
-  SUBCASE("compaction moves blocks behind work in flight, and nothing waits on the host") {
+  SUBCASE("compaction moves blocks ordered after work in flight, without host waits") {
     options.paging.swapping = false;
     Allocator allocator{e.device, options};
     std::vector<Block> blocks;
@@ -286,7 +287,7 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceAllocator with work in flight: ", E, allocator_
     CHECK(e.is_sound());
   }
 
-  SUBCASE("three streams: a range passes from one that is held up to a second and a third") {
+  SUBCASE("three streams: a range passes from a stream that is held up to a second and a third") {
     options.paging.swapping = false;
     Allocator allocator{e.device, options};
     auto gate = e.make_gate();
@@ -306,7 +307,7 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceAllocator with work in flight: ", E, allocator_
     CHECK(e.is_sound());
   }
 
-  SUBCASE("three streams: a block that is swapped out behind held-up work comes back whole") {
+  SUBCASE("three streams: a block swapped out after work that is held up comes back intact") {
     Allocator allocator{e.device, options};
     Block first{allocator, capacity};
     Block second{allocator, capacity};

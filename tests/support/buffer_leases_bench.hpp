@@ -17,7 +17,7 @@
 
 namespace spillway::test {
 
-/// Leases of buffers in the host's memory, with helpers for what their tests do again and again.
+/// Leases of buffers in the host's memory, with helpers for common steps of tests.
 struct LeasesBench {
   struct Policies : SimPolicies {
     using device = HostPagedApi;

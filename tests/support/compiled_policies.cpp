@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bundles of policies that several tests have, compiled once for all of them.
+// Templates for policies that several tests use, compiled once for all of them.
 #include <support/small_allocator.hpp>
 #include <support/stepped_policies.hpp>
 #include <support/watched_program.hpp>

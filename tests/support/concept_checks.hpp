@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What a concept refuses, one line for each thing that a type may lack.
+// Checks of what a concept refuses, one line for each requirement that a type may lack.
 
 /// A type derived from a model, in which a deleted member hides the model's member of that name.
 #define CHECK_NEEDS(Concept, Model, member)                                                        \
@@ -12,7 +12,7 @@
     static_assert(!Concept<Lacking>, #Concept " does not ask for " #member);                       \
   } while (false)
 
-/// The same for a member whose declaration does not do.
+/// The same for a member with a declaration that does not meet the concept.
 #define CHECK_REFUSES(Concept, Model, ...)                                                         \
   do {                                                                                             \
     struct Lacking : Model {                                                                       \
@@ -23,7 +23,7 @@
 
 namespace spillway::test {
 
-/// A model of a concept, but for one thing: it cannot be moved.
+/// A model of a concept, except that it cannot be moved.
 template <class Model>
 struct NotMovable : Model {
   NotMovable() = default;

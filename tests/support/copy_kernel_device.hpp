@@ -8,7 +8,7 @@
 
 namespace spillway::test {
 
-/// A `CudaApi` of which a kernel makes copies. For sources that nvcc compiles.
+/// A `CudaApi` that copies with a kernel. For sources that nvcc compiles.
 struct CudaApiWithCopyKernel : CudaApi {
   CudaApiWithCopyKernel() : CudaApi{0, {.copy_kernel = &CudaCopyKernel::enqueue}} {
     REQUIRE(has_copy_kernel());

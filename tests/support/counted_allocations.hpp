@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Counts what a program allocates, and refuses it when a test wants that. To be included by one
-// source of a test that is a program of its own, since it replaces the operators.
+// Counts a program's allocations, and makes them fail when a test wants that. To be included by
+// one source of a test that is a separate program, since it replaces `operator new` and `delete`.
 
 #include <cstddef>
 #include <cstdlib>
@@ -12,10 +12,10 @@
 namespace support {
 
 inline std::size_t allocations = 0;  // by anybody in this program
-/// No allocation succeeds after so many.
+/// Allocations beyond this number fail.
 inline std::size_t most_allocations = std::numeric_limits<std::size_t>::max();
 
-/// While it lives, so many more allocations succeed.
+/// While it exists, only so many more allocations succeed.
 class ShortMemory {
  public:
   explicit ShortMemory(std::size_t more) noexcept { most_allocations = allocations + more; }
@@ -26,7 +26,7 @@ class ShortMemory {
 
 }  // namespace support
 
-// Not inlined: where g++ sees only one of a pair, it takes the other for a mistake.
+// Not inlined: if g++ sees only one of a pair, it warns of a mismatch.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   if (++support::allocations <= support::most_allocations) {
     if (void* const memory = std::malloc(bytes)) {  // NOLINT

@@ -8,7 +8,7 @@
 
 namespace spillway::test {
 
-/// Sees whether a run's filters leave no test: such a run would pass for ever.
+/// Detects that the filters of a run select no test: such a run would always pass.
 class EmptyRuns : public doctest::IReporter {
  public:
   explicit EmptyRuns(doctest::ContextOptions const& /*options*/) {}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes the stand-in for the CUDA runtime one that a whole program can be run on, PyTorch for one:
-// preloaded, it is there from the start, and what the library itself does not call is answered,
-// too.
+// Extends the stand-in for the CUDA runtime so that a whole program, such as PyTorch, can run on
+// it: it is preloaded, so it is there from the start, and it also has the functions that the
+// library itself does not call.
 //
 // The device has memory, streams, events and copies, but no cores: launching a kernel is an error,
 // but for those of the library's codecs (fake_cuda_kernels.cpp).
@@ -22,7 +22,7 @@ std::size_t number_from(char const* variable, std::size_t otherwise) {
   return text == nullptr ? otherwise : std::stoull(text);
 }
 
-/// Never destroyed: programs go on calling CUDA while they end.
+/// Never destroyed, since programs call CUDA until they end.
 [[maybe_unused]] Fake* const preloaded =
     new Fake{{.devices = static_cast<int>(number_from("SPILLWAY_FAKE_CUDA_DEVICES", 1)),
               .capacity_bytes = number_from("SPILLWAY_FAKE_CUDA_BYTES", std::size_t{64} << 20U),
@@ -201,7 +201,7 @@ CUresult cuGetErrorString(CUresult /*error*/, char const** text) {
   *text = "as the fake was told";
   return CUDA_SUCCESS;
 }
-// For tests: a stream is captured without a graph coming of it.
+// For tests: captures a stream without making a graph.
 void spillway_fake_begin_capture(cudaStream_t stream) {
   fake->begin_capture(stream);
 }

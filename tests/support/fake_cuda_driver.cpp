@@ -159,7 +159,7 @@ CUresult mem_unmap(CUdeviceptr address, std::size_t bytes) {
   });
 }
 
-/// The stream's thread looks at the word again and again, as a GPU does.
+/// The stream's thread polls the word, as a GPU does.
 CUresult stream_wait_value(CUstream handle, CUdeviceptr address, cuuint32_t value, unsigned flags) {
   return driver_call("cuStreamWaitValue32", [&] {
     require(fake->options.has_stream_waits, cudaErrorNotSupported);

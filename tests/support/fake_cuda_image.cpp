@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program that nvcc compiled calls besides the runtime's interface, to make its kernels
-// known. The stand-in needs only their names (fake_cuda_kernels.cpp).
+// Functions beside the runtime's interface with which a program compiled by nvcc registers its
+// kernels. The stand-in needs only their names (fake_cuda_kernels.cpp).
 #include <cuda_runtime_api.h>
 
 #include <cstddef>

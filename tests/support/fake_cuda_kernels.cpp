@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's kernels on the stand-in for a CUDA device, which has no cores: what
-// each of their threads does is done on the host, in the order of the stream.
+// The library's kernels on the stand-in for a CUDA device, which has no cores: the host does the
+// work of each of their threads, in stream order.
 #include <spillway/device/cuda/copy_kernel.hpp>
 #include <spillway/policy/codec/plane_kernels.hpp>
 #include <spillway/policy/codec/stripe_kernels.hpp>
@@ -21,7 +21,7 @@ namespace {
 
 using spillway::test::HostTeam;
 
-/// What a launch is to run, and frees itself.
+/// The work of one launch, which frees itself.
 using Work = std::function<void()>;
 
 template <class Kernel>
@@ -79,7 +79,7 @@ KnownKernel const* find_kernel(std::string const& name) {
   return nullptr;
 }
 
-/// The kernels that the program has, by what stands for them on the host.
+/// The program's kernels, by their host-side stub addresses.
 std::map<void const*, KnownKernel const*>& kernels() {
   static auto* const all = new std::map<void const*, KnownKernel const*>;
   return *all;

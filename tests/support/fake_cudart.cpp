@@ -333,7 +333,7 @@ cudaError_t cudaMemcpyBatchAsync(void* const* to,
     require(attributes->srcAccessOrder == cudaMemcpySrcAccessOrderStream);
     require(!fake->stream_of(stream).is_capturing, cudaErrorStreamCaptureUnsupported);
     require(std::find(sizes, sizes + count, 0U) == sizes + count);
-    for (std::size_t i = count; i-- > 0;) {  // in any order, so not in the one they are in
+    for (std::size_t i = count; i-- > 0;) {  // in reverse order, since CUDA promises no order
       bool const to_device = fake->contains(to[i], sizes[i], true);
       bool const from_device = fake->contains(from[i], sizes[i], true);
       auto const kind = !to_device

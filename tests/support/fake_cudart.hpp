@@ -64,7 +64,7 @@ class FakeCudart {
 
   /// How often a function was called, whether it failed or not.
   [[nodiscard]] std::size_t calls(std::string const& name) const;
-  /// True once anybody has made the device's context.
+  /// True once the device's context was made.
   [[nodiscard]] bool is_set_up(int device) const;
   [[nodiscard]] int context_references(int device) const;
   [[nodiscard]] bool is_capture_broken() const;

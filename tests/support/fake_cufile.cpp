@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions of cuFile over the stand-in for the CUDA runtime: what they carry is in the memory of
-// its devices, which is the host's.
+// Functions of cuFile for the stand-in for the CUDA runtime, whose device memory is host memory.
 
 #include <cuda_runtime_api.h>
 

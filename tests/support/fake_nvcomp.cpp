@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stand-in for nvCOMP: its functions that the library calls, which find runs of bytes whatever
-// they are asked to do, on the stand-in for a CUDA device. They refuse what nvCOMP refuses.
+// A stand-in for nvCOMP: the functions that the library calls, on the stand-in for a CUDA device.
+// All of them use one simple run-length code. They refuse what nvCOMP refuses.
 #include <spillway/policy/codec/plane_kernels.hpp>
 
 #include <cuda_runtime_api.h>

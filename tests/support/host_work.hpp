@@ -54,7 +54,7 @@ class HostWork {
         n,
         tag);
   }
-  /// How many bytes were wrong; of some that lie close together one is counted.
+  /// How many bytes were wrong; of several close together only one is counted.
   [[nodiscard]] std::uint64_t wrong() const { return wrong_; }
 
  private:
@@ -66,7 +66,8 @@ class HostWork {
     std::atomic<std::uint64_t>* wrong;
   };
 
-  /// After so many bytes they repeat. Copying and comparing them is fast without optimisation, too.
+  /// The pattern repeats after so many bytes, so that it can be copied and compared fast even
+  /// without optimisation.
   static constexpr std::size_t period = 1U << 15U;
   static unsigned char byte_of(std::uint32_t tag, std::size_t i) {
     return static_cast<unsigned char>((tag * 2654435761U + static_cast<std::uint32_t>(i)) >> 7U);

@@ -40,9 +40,8 @@ std::optional<LayoutPlan> best_plan(testing::OwnedLayout const& layout,
   return best;
 }
 
-/// The fewest granules that any sequence of moves has to move so that `count` are free in one
-/// piece; nothing if no sequence does it. Dijkstra's algorithm over all placements, so for very few
-/// blocks only.
+/// The fewest granules that must be moved so that `count` are free in one piece; nothing if that is
+/// impossible. Dijkstra's algorithm over all placements, so only for very few blocks.
 inline std::optional<std::uint64_t> fewest_moved(Layout const& layout, std::uint32_t count) {
   using Places = std::vector<std::uint32_t>;
   auto const size = [&](std::size_t i) { return layout.blocks[i].count; };
@@ -92,8 +91,7 @@ inline std::optional<std::uint64_t> fewest_moved(Layout const& layout, std::uint
 }
 
 /// What `find(layout, count)` moves on small random layouts of `least_blocks` to `most_blocks`
-/// blocks in which something must be moved, beside the least that must be. Fails where it moves
-/// less.
+/// blocks in which something must be moved, and the minimum. Fails where it moves less than that.
 struct MovedAndLeast {
   std::uint64_t moved = 0;
   std::uint64_t least = 0;

@@ -10,7 +10,7 @@
 
 namespace spillway::test {
 
-/// A lease with what `BlockLease` asks for and nothing else.
+/// A lease with only what `BlockLease` requires.
 class LeaseArchetype {
  public:
   LeaseArchetype() = default;
@@ -25,8 +25,8 @@ class LeaseArchetype {
   [[nodiscard]] bool empty() const noexcept { return true; }
 };
 
-/// A pager with what `Pager` asks for and nothing else: a template that is instantiated with it
-/// uses no more than the concept promises. It does nothing and is never run.
+/// A pager with only what `Pager` requires: a template that compiles with it uses nothing else. It
+/// does nothing and is never run.
 struct PagerArchetype {
   /// Copyable, and neither comparable nor default constructible.
   struct stream_type {

@@ -20,7 +20,7 @@ namespace support {
 
 using namespace spillway::literals;
 
-/// A stepped device that can refuse all copies from some point on.
+/// A stepped device that can refuse all copies after a given number.
 class StubbornDevice : public spillway::testing::SteppedSimApi {
  public:
   using spillway::testing::SteppedSimApi::SteppedSimApi;
@@ -49,7 +49,7 @@ struct Remapping : Plain {
 struct Stable : Plain {
   using arena = spillway::StableAddresses;
 };
-// In a short loop, room to prefetch costs a large part of what is away.
+// In a short loop, room for prefetching is large compared with the bytes that must be away.
 struct RoomyEviction : spillway::ScheduleEviction {
   RoomyEviction() : ScheduleEviction{spillway::detail::PlanOptions{.most_extra_for_next = 0.5}} {}
 };
@@ -58,7 +58,7 @@ struct Scheduled : Plain {
   using prefetch = spillway::ScheduleLookahead;
 };
 
-/// An allocator on that device, with room for so much and a pinned pool for so much.
+/// An allocator on that device, with a given capacity and a given size of the pinned pool.
 template <class Policies>
 struct PagerBench : SteppedBench<Policies> {
   using Allocator = typename SteppedBench<Policies>::Allocator;

@@ -17,8 +17,8 @@ namespace support {
 /// Kernels for devices of host memory. They fill ranges with a pattern and check it, in the order
 /// of the stream.
 ///
-/// The range is what a lease gave when the kernel was launched, so a block that moves, leaves or is
-/// overwritten too early is found by the check that runs later.
+/// A kernel uses the range that the lease gave at its launch, so a later check detects a block that
+/// moves, leaves or is overwritten too early.
 class PatternKernels {
  public:
   template <spillway::DeviceApi Device>
@@ -45,7 +45,7 @@ class PatternKernels {
     std::scoped_lock const lock{mutex_};
     return first_failure_;
   }
-  /// Forgets kernels that have run; only when none is in flight.
+  /// Forgets the kernels; call it only when none is in flight.
   void forget() {
     std::scoped_lock const lock{mutex_};
     tasks_.clear();

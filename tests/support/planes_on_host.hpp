@@ -16,8 +16,8 @@
 
 namespace spillway::test {
 
-/// Makes pairs of a byte and how often it comes in a row. It trusts what it unpacks, as nvCOMP's
-/// compressors do: bytes that it did not make may let it write outside of its target.
+/// A run-length code: pairs of a byte and its count. It does not check its input, like nvCOMP's
+/// compressors: with bytes that it did not make it may write outside of its target.
 struct RunLengths {
   static constexpr unsigned most_planes = 16;
 

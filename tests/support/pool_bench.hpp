@@ -17,8 +17,8 @@
 
 #include <support/temporary_folder.hpp>
 
-/// A simulated device that remembers the streams it made, so that a test can step those of a pool,
-/// and its pinned memory, so that a test can damage it.
+/// A simulated device that remembers its streams, so that a test can step those of a pool, and its
+/// pinned memory, so that a test can damage it.
 template <class Sim>
 class WatchedDevice : public Sim {
  public:
@@ -39,7 +39,7 @@ class WatchedDevice : public Sim {
   std::vector<std::byte*> pinned;
 };
 
-/// A device, its stream order, and what tests of a host pool do all the time.
+/// A device, its stream order, and common steps of tests of a host pool.
 template <class Sim>
 class PoolBench {
  public:
@@ -64,7 +64,7 @@ class PoolBench {
             .staging_chunks = 3,
             .staging_bytes = 4 << 10};
   }
-  /// Only that tier.
+  /// Options with this tier only.
   [[nodiscard]] spillway::HostPoolOptions options(spillway::HostTier tier,
                                                   std::size_t bytes) const {
     using spillway::HostTier;

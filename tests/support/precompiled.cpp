@@ -1,2 +1,2 @@
 // SPDX-License-Identifier: Apache-2.0
-// The target of the headers that the tests share: CMake precompiles them for it, once for all.
+// The source of a target whose precompiled headers all tests share.

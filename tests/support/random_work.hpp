@@ -31,10 +31,10 @@ struct WorkItem {
   bool is_ordered = true;  // after all earlier ordered items that touch the same bytes
 };
 
-/// Random work for several streams, and its effect in the order given: what it does if nothing
-/// races.
+/// Random work for several streams, and its effect in the given order, which is right if there is
+/// no race.
 ///
-/// Which items are ordered is found the slow way, by the set of all items that come before each.
+/// The order of items is found in a simple, slow way: by the set of all items before each.
 class RandomWork {
  public:
   static constexpr std::size_t memory_bytes = 48;
@@ -50,7 +50,7 @@ class RandomWork {
   }
 
   [[nodiscard]] std::vector<WorkItem> const& items() const noexcept { return items_; }
-  /// What the memories hold at the end, both all 0 at the start, if unordered items are left out.
+  /// The contents of both memories at the end, starting with zeros and without the unordered items.
   [[nodiscard]] std::array<unsigned char, memory_bytes> const& device_bytes() const noexcept {
     return bytes_[0];
   }

@@ -15,7 +15,7 @@ namespace support {
 
 using namespace spillway::literals;
 
-/// A device with real bytes and its own threads, on which nothing happens ahead of need.
+/// A device with real bytes and its own threads, with policies that do nothing ahead of need.
 struct SmallPolicies : spillway::SimPolicies {
   using eviction = spillway::LruEviction;
   using prefetch = spillway::NoPrefetch;
@@ -50,7 +50,7 @@ struct SmallBench {
   spillway::SimApi::stream_type stream = device.create_stream();
 };
 
-/// A block whose bytes are known: to be checked after something else has gone wrong.
+/// A block whose bytes are known, to be checked after an error elsewhere.
 class KnownBytes {
  public:
   KnownBytes(SmallBench& bench, std::size_t size_bytes, std::uint8_t seed)

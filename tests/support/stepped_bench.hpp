@@ -49,7 +49,8 @@ class SteppedBench {
     auto const lease = buffer.acquire(spillway::Access::read, streams.at(on));
     kernels.check(device, streams.at(on), lease.data(), lease.size_bytes(), seed);
   }
-  /// Runs what is enqueued, after which every check must have found what was written.
+  /// Runs everything that is enqueued; then every check must have found the bytes that were
+  /// written.
   void run() {
     device.run_all();
     CHECK_MESSAGE(kernels.failures() == 0, kernels.first_failure());

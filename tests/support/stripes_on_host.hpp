@@ -36,8 +36,7 @@ struct HostTeam {
   }
 };
 
-/// Runs the kernels that a GPU runs on a stream of a simulated device: one host function is one
-/// kernel.
+/// Runs the GPU's kernels on a stream of a simulated device: each kernel is one host function.
 template <DeviceApi Device>
 struct HostLaunch {
   template <class Kernel>

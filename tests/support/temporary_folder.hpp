@@ -10,7 +10,7 @@
 
 #include <stdlib.h>  // NOLINT(modernize-deprecated-headers): mkdtemp is POSIX
 
-/// A folder of its own for one test, gone with all that is in it.
+/// A folder for one test, removed with its contents by the destructor.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -28,7 +28,7 @@ class TemporaryFolder {
   }
 
   [[nodiscard]] std::filesystem::path const& path() const noexcept { return path_; }
-  /// How many entries have a name.
+  /// The number of entries; unlinked files do not count.
   [[nodiscard]] std::size_t entries() const {
     return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator{path_},
                                                   std::filesystem::directory_iterator{}));

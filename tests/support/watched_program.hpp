@@ -52,8 +52,8 @@ class WatchedProgram {
     }
   }
 
-  /// One operation. Some buffers are overwritten while they are swapped out, and some come and go
-  /// without contents.
+  /// One operation. Some buffers are overwritten while they are swapped out, and some are made and
+  /// freed without contents.
   void step() {
     if (buffers.size() < 8 || (buffers.size() < 48 && draw(5) == 0)) {
       buffers.emplace_back(allocator, 1 + draw(64_KiB));

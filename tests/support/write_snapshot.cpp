@@ -14,7 +14,7 @@ int main() {
     auto const lease = program.buffers[0].acquire(spillway::Access::read, stream);
     try {
       decltype(program)::Buffer const all{program.allocator, 768 * 1024};
-    } catch (spillway::OutOfDeviceMemory const&) {  // that was the plan
+    } catch (spillway::OutOfDeviceMemory const&) {  // the failure that the snapshot shall show
     }
   }
   program.run(100);

@@ -69,7 +69,7 @@ TEST_SUITE("sim_order_check") {
     }
   }
 
-  TEST_CASE("SteppedSimApi: having run first is no order") {
+  TEST_CASE("SteppedSimApi: running first does not count as order") {
     TwoStreams t;
     t.fill(t.a, 0, 100);
     t.device.run_all();
@@ -89,10 +89,10 @@ TEST_SUITE("sim_order_check") {
     t.device.copy(t.memory + 512, t.host, 8, CopyKind::to_device, t.a);
   }
 
-  TEST_CASE("SteppedSimApi: what orders work is accepted") {
+  TEST_CASE("SteppedSimApi: ordered or unrelated work is accepted") {
     TwoStreams t;
     t.fill(t.a, 0, 100);
-    SUBCASE("other bytes") {
+    SUBCASE("different bytes") {
       t.fill(t.b, 100, 100);
       t.read(t.b, 200, 10);
     }
@@ -103,12 +103,12 @@ TEST_SUITE("sim_order_check") {
     SUBCASE("the same stream") {
       t.fill(t.a, 0, 100);
     }
-    SUBCASE("an event") {
+    SUBCASE("order by an event") {
       t.device.record(t.event, t.a);
       t.device.wait(t.b, t.event);
       t.fill(t.b, 0, 100);
     }
-    SUBCASE("an event by way of a third stream") {
+    SUBCASE("order by an event through a third stream") {
       auto const c = t.rig.stream();
       t.device.record(t.event, t.a);
       t.device.wait(c, t.event);
@@ -116,22 +116,22 @@ TEST_SUITE("sim_order_check") {
       t.device.wait(t.b, t.event);
       t.fill(t.b, 0, 100);
     }
-    SUBCASE("the host, which waited for the stream") {
+    SUBCASE("order by the host, which waited for the stream") {
       t.device.synchronize(t.a);
       t.fill(t.b, 0, 100);
     }
-    SUBCASE("the host, which waited for an event") {
+    SUBCASE("order by the host, which waited for an event") {
       t.device.record(t.event, t.a);
       t.device.synchronize(t.event);
       t.fill(t.b, 0, 100);
     }
-    SUBCASE("the host, which saw that an event is complete") {
+    SUBCASE("order by the host, which saw that an event is complete") {
       t.device.record(t.event, t.a);
       t.device.run_all();
       REQUIRE(t.device.is_complete(t.event));
       t.fill(t.b, 0, 100);
     }
-    SUBCASE("a host call, which can tell the host") {
+    SUBCASE("order by a host function that can signal the host") {
       t.device.launch_host(
           t.a, [](void*) noexcept {}, nullptr);
       t.device.run_all();
@@ -143,11 +143,11 @@ TEST_SUITE("sim_order_check") {
         t.device.fill(old, 0, 64_KiB, stream);
         t.device.run_all();
         t.device.release(old, 64_KiB);
-        old = t.device.try_reserve(64_KiB);  // where the system puts it: most often there again
+        old = t.device.try_reserve(64_KiB);  // at any address: mostly the same one
       }
       t.device.release(old, 64_KiB);
     }
-    SUBCASE("new memory at a mapped address") {
+    SUBCASE("new memory at an address mapped before") {
       void* const p = t.device.reserve_address(64_KiB);
       auto const physical = t.device.try_create_physical(64_KiB);
       for (SimStream const stream : {t.a, t.b}) {
@@ -161,7 +161,7 @@ TEST_SUITE("sim_order_check") {
     }
   }
 
-  TEST_CASE("SteppedSimApi: an event recorded before the work orders nothing") {
+  TEST_CASE("SteppedSimApi: an event recorded before the work does not order it") {
     TwoStreams t;
     t.device.record(t.event, t.a);
     t.fill(t.a, 0, 100);
@@ -184,7 +184,7 @@ TEST_SUITE("sim_order_check") {
                       detail::describe_range(t.memory, 100) + " by operation 1 of stream number 1");
   }
 
-  TEST_CASE("SteppedSimApi: exactly what is unordered is refused") {
+  TEST_CASE("SteppedSimApi: exactly the unordered work is refused") {
     std::size_t refusals = 0;
     std::size_t wrong = 0;
     for (std::uint64_t seed = 1; seed <= 60; ++seed) {

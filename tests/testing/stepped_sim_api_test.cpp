@@ -33,7 +33,7 @@ struct Note {
 };
 
 struct ThreeStreams {
-  std::vector<int> log;  // first: what is left runs when the rest goes
+  std::vector<int> log;  // declared first: the device's end runs what is left, which uses it
   Note one{&log, 1};
   Note two{&log, 2};
   Note three{&log, 3};
@@ -49,7 +49,7 @@ struct ThreeStreams {
 }  // namespace
 
 TEST_SUITE("sim_stepped") {
-  TEST_CASE("SteppedSimApi: nothing runs until it is told to") {
+  TEST_CASE("SteppedSimApi: work runs only when told to") {
     ThreeStreams t;
     t.note(t.a, t.one);
     t.note(t.a, t.two);
@@ -84,7 +84,7 @@ TEST_SUITE("sim_stepped") {
     CHECK(t.log == std::vector{2, 1, 3});
   }
 
-  TEST_CASE("SteppedSimApi: recording again does not change an earlier wait") {
+  TEST_CASE("SteppedSimApi: recording an event again does not change an earlier wait") {
     ThreeStreams t;
     auto const event = t.rig.event();
     t.note(t.a, t.one);
@@ -107,7 +107,7 @@ TEST_SUITE("sim_stepped") {
     }
   }
 
-  TEST_CASE("SteppedSimApi: waiting on the host runs what it depends on and nothing else") {
+  TEST_CASE("SteppedSimApi: a host wait runs the work that it depends on and no other") {
     ThreeStreams t;
     auto const event = t.rig.event();
     auto const second = t.rig.event();
@@ -126,7 +126,7 @@ TEST_SUITE("sim_stepped") {
     CHECK(t.device.queued_ops(t.c) == 1);
   }
 
-  TEST_CASE("SteppedSimApi: waiting for a stalled stream is a deadlock and says so") {
+  TEST_CASE("SteppedSimApi: waiting for a stalled stream is a deadlock and throws") {
     ThreeStreams t;
     auto const event = t.rig.event();
     t.device.stall(t.a);
@@ -147,7 +147,8 @@ TEST_SUITE("sim_stepped") {
     CHECK(t.log == std::vector{1});
   }
 
-  TEST_CASE("SteppedSimApi: run_all gives streams turns, run_random draws them from the seed") {
+  TEST_CASE(
+      "SteppedSimApi: run_all takes streams in turn, run_random in an order drawn from the seed") {
     auto const order = [](auto run) {
       ThreeStreams t;
       for (int i = 0; i < 3; ++i) {
@@ -166,7 +167,7 @@ TEST_SUITE("sim_stepped") {
     CHECK(std::count(first.begin(), first.end(), 2) == 3);
   }
 
-  TEST_CASE("SteppedSimApi: a destroyed stream keeps its work, to be run by others") {
+  TEST_CASE("SteppedSimApi: work of a destroyed stream stays and is run by others") {
     ThreeStreams t;
     auto const doomed = t.device.create_stream();
     auto const event = t.rig.event();
@@ -184,7 +185,7 @@ TEST_SUITE("sim_stepped") {
     CHECK(t.device.is_complete(event));
   }
 
-  TEST_CASE("SteppedSimApi: the end of the device runs what is left, stalled or not") {
+  TEST_CASE("SteppedSimApi: the device's end runs what is left, stalled or not") {
     std::vector<int> log;
     Note note{&log, 1};
     {

@@ -33,7 +33,7 @@ TEST_SUITE("copy_kernel") {
   }  // namespace
 
   TEST_CASE_TEMPLATE(
-      "CopyBlocks: blocks of all lengths and alignments are copied, and nothing beside them",
+      "CopyBlocks: blocks of any length and alignment are copied, and no other bytes are written",
       CopyBlocks,
       FewCopyBlocks,
       ManyCopyBlocks) {
@@ -62,10 +62,11 @@ TEST_SUITE("copy_kernel") {
     }
   }
 
-  TEST_CASE_TEMPLATE("CopyBlocks: a launch takes so many blocks and pieces, and any block alone",
-                     CopyBlocks,
-                     FewCopyBlocks,
-                     ManyCopyBlocks) {
+  TEST_CASE_TEMPLATE(
+      "CopyBlocks: a launch has limits on blocks and pieces, but takes any single block",
+      CopyBlocks,
+      FewCopyBlocks,
+      ManyCopyBlocks) {
     CopyBlocks blocks{};
     std::byte byte{};
     for (unsigned i = 0; i < CopyBlocks::most_blocks; ++i) {

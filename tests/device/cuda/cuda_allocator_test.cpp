@@ -85,7 +85,7 @@ struct Capture {
   void check(Allocator::lease_type const& lease, std::uint32_t tag, cudaStream_t stream) {
     work.check(lease.data(), lease.size_bytes(), tag, stream);
   }
-  /// Twelve blocks, of which not all have room.
+  /// Twelve blocks, which do not all fit on the device.
   void fill_device() {
     for (std::uint32_t i = 0; i < 12; ++i) {
       others.emplace_back(allocator, 1U << 20U);
@@ -135,7 +135,8 @@ TEST_SUITE("cuda_allocator") {
   TEST_CASE_TEMPLATE_INVOKE(
       allocator_load, FakeCuda<CudaPolicies>, FakeCuda<Remapping>, FakeCuda<Stable>);
 
-  TEST_CASE("DeviceAllocator: a capture over leases goes on while other blocks swap and move") {
+  TEST_CASE("DeviceAllocator: capturing work on leased buffers continues while other blocks swap "
+            "and move") {
     Capture now;
     Buffer used{now.allocator, 1U << 20U};
     auto const lease = used.acquire(Access::write, now.captured);
@@ -191,7 +192,7 @@ TEST_SUITE("cuda_allocator") {
     CHECK(work.wrong() == 0);
   }
 
-  TEST_CASE("DeviceAllocator: under pressure leases end together with one event") {
+  TEST_CASE("DeviceAllocator: under pressure, leases that end together cost one event") {
     Capture now;
     now.fill_device();  // with others away
     std::vector<Allocator::lease_type> leases;
@@ -225,7 +226,7 @@ TEST_SUITE("cuda_allocator") {
   }
 
   TEST_CASE(
-      "DeviceAllocator: pieces that lie side by side make one block, and are unmapped at once") {
+      "DeviceAllocator: adjacent pieces form one larger block, and are unmapped by one call") {
     using Mapping = DeviceAllocator<Remapping>;
     FakeRuntime fake;
     CudaApi device;
@@ -239,7 +240,7 @@ TEST_SUITE("cuda_allocator") {
         CHECK(fake.cuda.calls("cuMemMap") == 2);
       }
       {
-        SwappableBuffer<Mapping> const wide{allocator, 2 * bytes};  // both are in their place
+        SwappableBuffer<Mapping> const wide{allocator, 2 * bytes};  // both pieces are in place
         CHECK(fake.cuda.calls("cuMemMap") == 2);
       }
       CHECK(allocator.trim_sync() == 2 * bytes);
@@ -249,7 +250,7 @@ TEST_SUITE("cuda_allocator") {
   }
 
   TEST_CASE(
-      "DeviceAllocator: memory that joins the first is made accessible, and unmapped, at once") {
+      "DeviceAllocator: in-place growth is made accessible by one call, and unmapped by one call") {
     FakeRuntime fake;
     CudaApi device;
     {
@@ -277,7 +278,8 @@ TEST_SUITE("cuda_allocator") {
     CHECK(fake.cuda.calls("cuMemCreate") == fake.cuda.calls("cuMemRelease"));
   }
 
-  TEST_CASE("HostSwapPool: from 64 MiB on at most 1.05 times of what is swapped out is pinned") {
+  TEST_CASE(
+      "HostSwapPool: for 64 MiB or more swapped out, at most 1.05 times as many bytes are pinned") {
     for (int const numa_node : {0, -1}) {
       CAPTURE(numa_node);
       FakeCudart const cuda{{.numa_node = numa_node}};
@@ -310,7 +312,7 @@ TEST_SUITE("cuda_allocator") {
         take(size());
       }
       CHECK(cuda.calls("cudaHostAlloc") + cuda.calls("cudaHostRegister") < 100);
-      for (int i = 0; i < 2000; ++i) {  // others come and go, and fit into what is there
+      for (int i = 0; i < 2000; ++i) {  // later blocks fit into these slabs
         std::size_t const at = random() % slots.size();
         pool.give_back(slots[at].first);
         asked -= slots[at].second;
@@ -324,7 +326,8 @@ TEST_SUITE("cuda_allocator") {
     }
   }
 
-  TEST_CASE("DeviceAllocator: on an integrated GPU nothing is swapped to the memory it shares") {
+  TEST_CASE("DeviceAllocator: an integrated GPU does not swap to the memory that it shares with "
+            "the host") {
     FakeCudart const cuda{{.is_integrated = true}};
     CudaApi device;
     Allocator const allocator{device, {.capacity_bytes = 1U << 20U}};
@@ -334,7 +337,8 @@ TEST_SUITE("cuda_allocator") {
     CHECK_THROWS_AS((Allocator{device, options}), ContractViolation);
   }
 
-  TEST_CASE("DeviceAllocator: on a captured stream only what is at hand may be acquired") {
+  TEST_CASE("DeviceAllocator: on a captured stream only resident blocks without pending waits can "
+            "be acquired") {
     Capture now;
     Buffer away{now.allocator, 1U << 20U};
     now.write(away.acquire(Access::write, now.other), 1, now.other);
@@ -360,7 +364,7 @@ TEST_SUITE("cuda_allocator") {
     CHECK(now.work.wrong() == 0);
   }
 
-  TEST_CASE("DeviceAllocator: a wait for all streams does not wait for what is being captured") {
+  TEST_CASE("DeviceAllocator: order_after_all does not wait for a stream that is being captured") {
     Capture now;
     Buffer block{now.allocator, 1U << 20U};
     now.write(block.acquire(Access::write, now.captured), 1, now.captured);

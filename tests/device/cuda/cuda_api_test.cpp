@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CudaApi against a stand-in for the CUDA runtime: what it asks for, and what it does when that
-// fails. The same device against a real one: tests/gpu/.
+// CudaApi on a stand-in for the CUDA runtime: which calls it makes, and what it does when they
+// fail. For tests on a real GPU see tests/gpu/.
 #include <spillway/device/cuda/cuda_api.hpp>
 #include <spillway/testing/device_contracts.hpp>
 
@@ -33,7 +33,7 @@ std::size_t device_bytes(FakeCudart const& cuda, int device) {
 struct Runtime {
   FakeCudart cuda;
 };
-/// A device that needs no arguments: its runtime comes to be before it and goes after it.
+/// A default-constructible device, whose runtime is made before it and destroyed after it.
 struct FakeCudaDevice : Runtime, CudaApi {
   FakeCudaDevice() : Runtime{FakeCudart{{.capacity_bytes = 1U << 30U, .numa_node = 0}}} {}
 };
@@ -48,7 +48,8 @@ TEST_SUITE("cuda_api") {
   TEST_CASE_TEMPLATE_INVOKE(virtual_memory_contract, FakeCudaDevice);
   TEST_CASE_TEMPLATE_INVOKE(batch_copy_contract, FakeCudaDevice);
 
-  TEST_CASE("CudaApi: without a driver or such a device, construction throws what CUDA said") {
+  TEST_CASE(
+      "CudaApi: without a driver or the requested device, the constructor throws CUDA's error") {
     FakeCudart cuda{{.has_driver = false}};
     try {
       CudaApi const api;
@@ -60,13 +61,13 @@ TEST_SUITE("cuda_api") {
     CHECK(cudaPeekAtLastError() == cudaSuccess);
   }
 
-  TEST_CASE("CudaApi: a device that is not there is refused") {
+  TEST_CASE("CudaApi: a device ordinal that does not exist is refused") {
     FakeCudart cuda;
     CHECK_THROWS_AS(CudaApi{2}, CudaError);
     CHECK_THROWS_AS(CudaApi{-1}, CudaError);
   }
 
-  TEST_CASE("CudaApi: the context is held while the object lives, and let go after it") {
+  TEST_CASE("CudaApi: the device's context is retained while the object lives, then released") {
     FakeCudart cuda;
     {
       CudaApi const api{1};
@@ -76,14 +77,14 @@ TEST_SUITE("cuda_api") {
     CHECK(cuda.context_references(1) == 0);
   }
 
-  TEST_CASE("CudaApi: a failed construction leaves nothing held") {
+  TEST_CASE("CudaApi: a failed construction retains no context") {
     FakeCudart cuda;
     cuda.fail_next("cuMemGetAllocationGranularity", cudaErrorInvalidValue);
     CHECK_THROWS_AS(CudaApi{1}, CudaError);
     CHECK(cuda.context_references(1) == 0);
   }
 
-  TEST_CASE("CudaApi: works on its own device and leaves the thread's one alone") {
+  TEST_CASE("CudaApi: uses its own device and leaves the thread's current device unchanged") {
     FakeCudart cuda;
     CudaApi api{1};
 
@@ -104,14 +105,14 @@ TEST_SUITE("cuda_api") {
     api.release(memory, 4096);
 
     CHECK(device_bytes(cuda, 1) == 0);
-    CHECK_FALSE(cuda.is_set_up(0));  // neither used nor, when the device was set back, set up
+    CHECK_FALSE(cuda.is_set_up(0));  // not even initialized by restoring the thread's device
     void* elsewhere = nullptr;
     REQUIRE(cudaMalloc(&elsewhere, 256) == cudaSuccess);
     CHECK(device_bytes(cuda, 0) == 256);  // the thread is still on device 0
     CHECK(cudaFree(elsewhere) == cudaSuccess);
   }
 
-  TEST_CASE("CudaApi: pushes no context where its own is current already") {
+  TEST_CASE("CudaApi: pushes no context if its own is current already") {
     FakeCudart cuda;
     CudaApi api{0};
     void* elsewhere = nullptr;
@@ -145,8 +146,7 @@ TEST_SUITE("cuda_api") {
     CHECK(cudaPeekAtLastError() == cudaSuccess);
   }
 
-  TEST_CASE(
-      "CudaApi: an event that is not complete yet leaves no error, whatever CUDA thinks of it") {
+  TEST_CASE("CudaApi: querying an event that is not complete leaves no last error") {
     FakeCudart cuda;
     CudaApi api;
     cudaEvent_t const event = api.create_event();
@@ -160,7 +160,7 @@ TEST_SUITE("cuda_api") {
     api.destroy_event(event);
   }
 
-  TEST_CASE("CudaApi: asking for an event does not take the caller's own pending error away") {
+  TEST_CASE("CudaApi: querying an event keeps an earlier error of the caller") {
     FakeCudart cuda{{.not_ready_is_an_error = false}};
     CudaApi api;
     cudaEvent_t const event = api.create_event();
@@ -174,7 +174,7 @@ TEST_SUITE("cuda_api") {
     api.destroy_event(event);
   }
 
-  TEST_CASE("CudaApi: events with time stamps say how long work took, once they are complete") {
+  TEST_CASE("CudaApi: events with timing report how long the work took, once they are complete") {
     FakeCudart cuda;
     CudaApi api;
     cudaStream_t const stream = api.create_stream();
@@ -202,7 +202,7 @@ TEST_SUITE("cuda_api") {
     api.destroy_stream(stream);
   }
 
-  TEST_CASE("CudaApi: bytes go round, each way by its own kind") {
+  TEST_CASE("CudaApi: copies in all directions; a wrong CopyKind is an error") {
     FakeCudart cuda;
     CudaApi api;
     constexpr std::size_t n = 100'000;
@@ -230,7 +230,7 @@ TEST_SUITE("cuda_api") {
     CHECK(cuda.pinned_allocations() == 0);
   }
 
-  TEST_CASE("CudaApi: a host function runs in its place in the stream") {
+  TEST_CASE("CudaApi: a host function runs at its place in the stream") {
     FakeCudart cuda;
     CudaApi api;
     cudaStream_t const stream = api.create_stream();
@@ -267,7 +267,7 @@ TEST_SUITE("cuda_api") {
     CHECK(cudaPeekAtLastError() == cudaSuccess);
   }
 
-  TEST_CASE("CudaApi: memory that cannot be registered comes from the runtime instead") {
+  TEST_CASE("CudaApi: if registering memory fails, the runtime allocates it") {
     FakeCudart cuda;
     CudaApi api;
     cuda.fail_next("cudaHostRegister", cudaErrorNotSupported);
@@ -279,7 +279,7 @@ TEST_SUITE("cuda_api") {
     CHECK(cudaPeekAtLastError() == cudaSuccess);
   }
 
-  TEST_CASE("CudaApi: without placement, every node is anywhere") {
+  TEST_CASE("CudaApi: without numa_placement no memory is registered") {
     FakeCudart cuda;
     CudaApi api{0, {.numa_placement = false}};
     void* const memory = api.try_allocate_pinned(4096, 0);
@@ -287,7 +287,7 @@ TEST_SUITE("cuda_api") {
     api.free_pinned(memory, 4096);
   }
 
-  TEST_CASE("CudaApi: nothing is registered where the device would see it at another address") {
+  TEST_CASE("CudaApi: memory is not registered if the device would use another address for it") {
     FakeCudart cuda{{.numa_node = 0, .has_host_addresses = false}};
     CudaApi api;
     void* const memory = api.try_allocate_pinned(4096, 0);
@@ -295,7 +295,7 @@ TEST_SUITE("cuda_api") {
     api.free_pinned(memory, 4096);
   }
 
-  TEST_CASE("CudaApi: no pinned memory left gives null") {
+  TEST_CASE("CudaApi: if no pinned memory is left, the result is null") {
     FakeCudart cuda;
     CudaApi api;
     cuda.fail_next("cudaHostAlloc", cudaErrorMemoryAllocation);
@@ -303,7 +303,7 @@ TEST_SUITE("cuda_api") {
     CHECK(cudaPeekAtLastError() == cudaSuccess);
   }
 
-  TEST_CASE("CudaApi: what gives back accepts that CUDA is gone") {
+  TEST_CASE("CudaApi: releasing resources is no error after CUDA is unloaded") {
     FakeCudart cuda{{.numa_node = 0}};
     CudaApi api;
     cudaStream_t const stream = api.create_stream();
@@ -324,8 +324,7 @@ TEST_SUITE("cuda_api") {
     CHECK(cudaPeekAtLastError() == cudaSuccess);
   }
 
-  TEST_CASE(
-      "CudaApi: a kernel makes copies inside the device, and small ones to and from the host") {
+  TEST_CASE("CudaApi: a kernel copies inside the device, and small copies to and from the host") {
     static std::vector<std::size_t> launches;  // how many copies each was asked to make
     static cudaError_t status;
     launches.clear();
@@ -361,18 +360,18 @@ TEST_SUITE("cuda_api") {
       api.destroy_stream(stream);
     };
 
-    SUBCASE("it is loaded with the device") {
+    SUBCASE("the kernel is loaded with the device") {
       CudaApi const api{0, options};
       CHECK(launches == std::vector<std::size_t>{0});
       CHECK(api.has_copy_kernel());
       CHECK_FALSE(CudaApi{}.has_copy_kernel());
     }
-    SUBCASE("any copies inside the device") {
+    SUBCASE("all copies inside the device") {
       CudaApi api{0, options};
       copy(api, CopyKind::on_device);
       CHECK(launches == std::vector<std::size_t>{0, 4});
     }
-    SUBCASE("copies of less than 512 KiB on average to or from the host") {
+    SUBCASE("copies to or from the host of less than 512 KiB on average") {
       CudaApi api{0, options};
       for (CopyKind const kind : {CopyKind::to_host, CopyKind::to_device}) {
         launches.clear();
@@ -384,13 +383,13 @@ TEST_SUITE("cuda_api") {
         CHECK(launches == std::vector<std::size_t>{4});
       }
     }
-    SUBCASE("not a single one") {
+    SUBCASE("a single copy does not use the kernel") {
       CudaApi api{0, options};
       sizes.resize(1);
       copy(api, CopyKind::on_device);
       CHECK(launches == std::vector<std::size_t>{0});
     }
-    SUBCASE("none where it was not compiled for the device") {
+    SUBCASE("the kernel is not used if it was not compiled for the device") {
       status = cudaErrorNoKernelImageForDevice;
       CudaApi api{0, options};
       CHECK_FALSE(api.has_copy_kernel());
@@ -398,14 +397,14 @@ TEST_SUITE("cuda_api") {
       CHECK(launches == std::vector<std::size_t>{0});
       CHECK(cuda.calls("cudaMemcpyBatchAsync") == 1);
     }
-    SUBCASE("a failure is the caller's to hear of") {
+    SUBCASE("an error of the kernel is thrown to the caller") {
       CudaApi api{0, options};
       status = cudaErrorLaunchFailure;
       CHECK_THROWS_AS(copy(api, CopyKind::on_device), CudaError);
     }
   }
 
-  TEST_CASE("CudaApi: a batch copies as its copies would one by one") {
+  TEST_CASE("CudaApi: a batch gives the result of its single copies") {
     FakeCudart cuda;
     CudaApi api;
     cudaStream_t const stream = api.create_stream();
@@ -423,7 +422,7 @@ TEST_SUITE("cuda_api") {
     std::array<std::size_t, 3> sizes{n, n, n};
     std::memset(back, 0, 3 * n);
 
-    SUBCASE("in one call where CUDA takes it") {
+    SUBCASE("one call if CUDA supports batches") {
       api.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream);
       api.copy_batch(out_to, out_from, sizes, CopyKind::to_host, stream);
       CHECK(cuda.calls("cudaMemcpyBatchAsync") == 2);
@@ -431,14 +430,14 @@ TEST_SUITE("cuda_api") {
       api.synchronize(stream);
       CHECK(std::memcmp(host, back, 3 * n) == 0);
     }
-    SUBCASE("one by one where batches are not wanted") {
+    SUBCASE("single copies if batches are disabled") {
       CudaApi plain{0, {.batched_copies = false}};
       plain.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream);
       CHECK(cuda.calls("cudaMemcpyBatchAsync") == 0);
       CHECK(cuda.calls("cudaMemcpyAsync") == 3);
       plain.synchronize(stream);
     }
-    SUBCASE("one by one where a copy is empty") {
+    SUBCASE("single copies if one copy is empty") {
       sizes[1] = 0;
       api.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream);
       api.copy_batch(out_to, out_from, sizes, CopyKind::to_host, stream);
@@ -448,7 +447,7 @@ TEST_SUITE("cuda_api") {
       CHECK(back[n] == 0);
       CHECK(std::memcmp(host + 2 * n, back + 2 * n, n) == 0);
     }
-    SUBCASE("one by one on the null stream and during a capture") {
+    SUBCASE("single copies on the null stream and during a capture") {
       api.copy_batch(in_to, in_from, sizes, CopyKind::to_device, nullptr);
       cuda.begin_capture(stream);
       api.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream);
@@ -457,7 +456,7 @@ TEST_SUITE("cuda_api") {
       CHECK(cuda.calls("cudaMemcpyAsync") == 6);
       api.synchronize(static_cast<cudaStream_t>(nullptr));
     }
-    SUBCASE("one by one from the first time on that the driver does not know batches") {
+    SUBCASE("single copies from then on if the driver does not know batches") {
       for (cudaError_t const code : {cudaErrorCallRequiresNewerDriver, cudaErrorNotSupported}) {
         CudaApi fresh;
         cuda.fail_next("cudaMemcpyBatchAsync", code);
@@ -470,7 +469,7 @@ TEST_SUITE("cuda_api") {
       CHECK(cuda.calls("cudaMemcpyBatchAsync") == 2);
       CHECK(cuda.calls("cudaMemcpyAsync") == 12);
     }
-    SUBCASE("another failure is the caller's to hear of, and the next batch is tried again") {
+    SUBCASE("any other error is thrown, and the next batch is tried again") {
       cuda.fail_next("cudaMemcpyBatchAsync", cudaErrorIllegalAddress);
       CHECK_THROWS_AS(api.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream),
                       CudaError);
@@ -478,7 +477,7 @@ TEST_SUITE("cuda_api") {
       api.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream);
       CHECK(cuda.calls("cudaMemcpyBatchAsync") == 2);
     }
-    SUBCASE("a single copy is a plain copy") {
+    SUBCASE("one copy is not a batch") {
       std::span const one{sizes};
       api.copy_batch(std::span{in_to}.first(1),
                      std::span{in_from}.first(1),
@@ -493,7 +492,7 @@ TEST_SUITE("cuda_api") {
           api.copy_batch(in_to, in_from, std::span{sizes}.first(2), CopyKind::to_device, stream),
           ContractViolation);
     }
-    SUBCASE("no copies are no call") {
+    SUBCASE("no copies make no call") {
       api.copy_batch({}, {}, {}, CopyKind::to_device, stream);
       CHECK(cuda.calls("cudaMemcpyBatchAsync") + cuda.calls("cudaMemcpyAsync") == 0);
     }
@@ -503,7 +502,7 @@ TEST_SUITE("cuda_api") {
     api.destroy_stream(stream);
   }
 
-  TEST_CASE("CudaApi: an integrated GPU has the host's memory") {
+  TEST_CASE("CudaApi: an integrated GPU shares the host's memory") {
     {
       FakeCudart const cuda;
       CHECK_FALSE(CudaApi{}.shares_host_memory());
@@ -512,7 +511,7 @@ TEST_SUITE("cuda_api") {
     CHECK(CudaApi{}.shares_host_memory());
   }
 
-  TEST_CASE("CudaApi: calls that take effect at once break no capture") {
+  TEST_CASE("CudaApi: calls that are not stream-ordered do not break a capture") {
     FakeCudart cuda;
     CudaApi api;
     cudaStream_t const captured = api.create_stream();
@@ -547,7 +546,7 @@ TEST_SUITE("cuda_api") {
     api.destroy_stream(captured);
   }
 
-  TEST_CASE("CudaApi: the null stream counts as captured while a blocking stream is") {
+  TEST_CASE("CudaApi: the null stream counts as captured while any blocking stream is captured") {
     FakeCudart cuda;
     CudaApi const api;
     cudaStream_t blocking = nullptr;
@@ -562,7 +561,7 @@ TEST_SUITE("cuda_api") {
     CHECK(cudaStreamDestroy(blocking) == cudaSuccess);
   }
 
-  TEST_CASE("CudaApi: a stream handle that differs between threads is told from one stream") {
+  TEST_CASE("CudaApi: is_one_stream is false for a handle that is another stream in each thread") {
     CHECK(CudaApi::is_one_stream(nullptr));
     CHECK(CudaApi::is_one_stream(cudaStreamLegacy));
     CHECK_FALSE(CudaApi::is_one_stream(cudaStreamPerThread));
@@ -596,7 +595,7 @@ TEST_SUITE("cuda_api") {
     CHECK_FALSE(cuda.is_set_up(0));
   }
 
-  TEST_CASE("CudaApi: no physical memory left is an answer, not an error") {
+  TEST_CASE("CudaApi: try_create_physical returns nothing if no physical memory is left") {
     FakeCudart cuda{{.capacity_bytes = 1U << 20U}};
     CudaApi api;
     CHECK(api.try_create_physical(2U << 20U) == std::nullopt);
@@ -639,7 +638,7 @@ TEST_SUITE("cuda_api") {
     CHECK(cuda.calls("cuMemUnmap") == 1);
     CHECK_THROWS_AS(api.fill(address, 3, n, stream), CudaError);
 
-    SUBCASE("a piece that cannot be mapped takes those before it back") {
+    SUBCASE("if one piece cannot be mapped, those before it are unmapped") {
       api.map(address + 2 * n, n, std::span{pieces}.last(1));
       CHECK_THROWS_AS(api.map(address, n, std::span{pieces}.first(4)), CudaError);
       CHECK_THROWS_AS(api.fill(address, 3, n, stream), CudaError);
@@ -656,7 +655,7 @@ TEST_SUITE("cuda_api") {
     api.free_address(address, 8 * n);
   }
 
-  TEST_CASE("CudaApi: a device without virtual memory works otherwise") {
+  TEST_CASE("CudaApi: works without the calls for virtual memory if the device lacks them") {
     FakeCudart cuda{{.has_virtual_memory = false}};
     CudaApi api;
     CHECK_FALSE(api.has_virtual_memory());
@@ -666,7 +665,7 @@ TEST_SUITE("cuda_api") {
     api.release(api.try_reserve(256), 256);
   }
 
-  TEST_CASE("CudaApi: threads that have named no device work on it at once") {
+  TEST_CASE("CudaApi: threads that have set no device can use it at the same time") {
     FakeCudart cuda;
     CudaApi api{1};
     std::vector<std::thread> threads;
@@ -691,7 +690,7 @@ TEST_SUITE("cuda_api") {
 }
 
 TEST_SUITE("cuda_check") {
-  TEST_CASE("cuda_check: a failure throws with the caller's place and leaves no last error") {
+  TEST_CASE("cuda_check: throws with the caller's line and clears the last error") {
     FakeCudart cuda;
     cuda.fail_next("cudaMalloc", cudaErrorMemoryAllocation);
     void* memory = nullptr;

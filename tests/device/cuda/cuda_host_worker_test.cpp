@@ -64,7 +64,7 @@ struct Bench {
 }  // namespace
 
 TEST_SUITE("cuda_host_worker") {
-  TEST_CASE("CudaHostWorker: functions run in stream order on a thread that is not the stream's") {
+  TEST_CASE("CudaHostWorker: functions run in stream order on the worker's thread") {
     Bench now;
     std::atomic<int> order{0};
     std::array<Call, 600> calls{};  // more than there are words
@@ -121,8 +121,8 @@ TEST_SUITE("cuda_host_worker") {
     now.device.destroy_stream(other);
   }
 
-  TEST_CASE(
-      "CudaHostWorker: a call that fails calls nothing, whether the stream had come to it or not") {
+  TEST_CASE("CudaHostWorker: if launch fails, its function never runs, whether the stream is idle "
+            "or held up") {
     Bench now;
     for (char const* const function : {"cudaLaunchHostFunc", "cuStreamWaitValue32"}) {
       for (bool const is_reached : {true, false}) {
@@ -145,8 +145,7 @@ TEST_SUITE("cuda_host_worker") {
     CHECK(cudaPeekAtLastError() == cudaSuccess);
   }
 
-  TEST_CASE(
-      "CudaHostWorker: where streams cannot wait for memory the function is a host function") {
+  TEST_CASE("CudaHostWorker: without waits on memory values, launch uses a host function") {
     Bench now{{.has_stream_waits = false}};
     std::array<Call, 2> calls{};
     for (Call& call : calls) {

@@ -41,7 +41,7 @@ struct TaskApi : HostApi {
   using HostApi::enqueue_task;
 };
 
-/// What the program has of the heap, or 0 where that cannot be asked.
+/// Bytes that the program has allocated on the heap, or 0 where that is unknown.
 std::size_t bytes_in_use() {
 #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
   return ::mallinfo2().uordblks;
@@ -53,7 +53,7 @@ std::size_t bytes_in_use() {
 }  // namespace
 
 TEST_SUITE("host_api") {
-  TEST_CASE("HostApi: work on the caller's stream has happened when the call returns") {
+  TEST_CASE("HostApi: work on the caller's stream is finished when the call returns") {
     HostApi device;
     DeviceRig<HostApi> rig{device};
     unsigned char* const from = rig.pinned(4096, 7);
@@ -67,7 +67,7 @@ TEST_SUITE("host_api") {
     CHECK(device.is_complete(event));
   }
 
-  TEST_CASE("HostApi: copies take no less time than a link of the rate that it was told") {
+  TEST_CASE("HostApi: a simulated link rate sets a lower bound on the time of copies") {
     HostApi device;
     DeviceRig<HostApi> rig{device};
     auto const stream = rig.stream();
@@ -76,7 +76,7 @@ TEST_SUITE("host_api") {
     device.set_link_bytes_per_second(100e6);
 
     std::uint64_t const start_ns = device.clock_ns();
-    for (std::size_t i = 0; i < 16; ++i) {  // each is less than the system can sleep
+    for (std::size_t i = 0; i < 16; ++i) {  // each is shorter than the shortest sleep
       device.copy(to + i * 8_KiB, from + i * 8_KiB, 8_KiB, CopyKind::to_device, stream);
     }
     device.copy(to, from, 1_MiB, CopyKind::to_device, stream);
@@ -86,7 +86,7 @@ TEST_SUITE("host_api") {
     CHECK(std::memcmp(to, from, 1_MiB) == 0);
   }
 
-  TEST_CASE("HostApi: the caller's stream waits on the host for another stream") {
+  TEST_CASE("HostApi: the caller's stream blocks the thread to wait for another stream") {
     HostApi device;
     DeviceRig<HostApi> rig{device};
     auto const stream = rig.stream();
@@ -101,7 +101,7 @@ TEST_SUITE("host_api") {
     CHECK(memory[64_MiB - 1] == 9);
   }
 
-  TEST_CASE("HostApi: a thread that waits runs copies that nobody runs yet") {
+  TEST_CASE("HostApi: a waiting thread runs copies that no stream's thread has started") {
     HostApi device;
     DeviceRig<HostApi> rig{device};
     auto const first = rig.stream();
@@ -125,7 +125,7 @@ TEST_SUITE("host_api") {
     CHECK(device.is_complete(reached));
   }
 
-  TEST_CASE("HostApi: a stream goes on for one who asks again and again") {
+  TEST_CASE("HostApi: polling is_complete makes a stream's work run") {
     HostApi device;
     DeviceRig<HostApi> rig{device};
     auto const stream = rig.stream();
@@ -139,7 +139,7 @@ TEST_SUITE("host_api") {
     CHECK(to[4095] == 1);
   }
 
-  TEST_CASE("HostApi: threads that wait for other points of one stream all go on") {
+  TEST_CASE("HostApi: threads that wait for different points of one stream all continue") {
     HostApi device;
     DeviceRig<HostApi> rig{device};
     constexpr int count = 64;
@@ -173,7 +173,7 @@ TEST_SUITE("host_api") {
     CHECK(memory[64_KiB - 1] == count - 1);
   }
 
-  TEST_CASE("HostApi: a stream that is destroyed finishes what it was given") {
+  TEST_CASE("HostApi: destroying a stream finishes its work") {
     HostApi device;
     auto const event = device.create_event();
     std::atomic<int> calls{0};
@@ -191,8 +191,8 @@ TEST_SUITE("host_api") {
     device.destroy_event(event);
   }
 
-  TEST_CASE("HostApi: the threads of streams that were destroyed are joined when others are made") {
-    // Destroyed with the thread that it belongs to, when that has done all else.
+  TEST_CASE("HostApi: threads of destroyed streams are joined when new streams are made") {
+    // Destroyed at the end of its thread, after all other work.
     struct Ending {
       ~Ending() {
         if (has_ended != nullptr) {
@@ -216,12 +216,11 @@ TEST_SUITE("host_api") {
       device.destroy_stream(stream);
       has_ended.wait(false);
     }
-    // No thread that has ended gives up its name before it is joined.
+    // A thread that has ended keeps its id until it is joined.
     CHECK(ids.size() < count);
   }
 
-  TEST_CASE(
-      "HostApi: a callable that is launched runs once, in the order of its stream, and is freed") {
+  TEST_CASE("HostApi: a launched callable runs once, in stream order, and is destroyed") {
     HostApi device;
     auto const stream = device.create_stream();
     std::vector<int> order;
@@ -235,13 +234,13 @@ TEST_SUITE("host_api") {
     device.destroy_stream(stream);
   }
 
-  TEST_CASE("HostApi: handles of nothing are refused") {
+  TEST_CASE("HostApi: null handles are refused") {
     HostApi device;
     CHECK_THROWS_AS(device.synchronize(HostStream{7}), DeviceError);
     CHECK_THROWS_AS((void)device.is_complete(HostEvent{7}), DeviceError);
   }
 
-  TEST_CASE("HostApi: a forked child goes on without the parent's threads") {
+  TEST_CASE("HostApi: a forked child works without the parent's threads") {
     HostApi device;
     DeviceRig<HostApi> rig{device};
     auto const stream = rig.stream();
@@ -268,7 +267,7 @@ TEST_SUITE("host_api") {
     CHECK(to[4095] == 3);
   }
 
-  TEST_CASE("HostApi: before a fork it waits again for a stream that was given work meanwhile") {
+  TEST_CASE("HostApi: before_fork waits again for a stream that got work during the wait") {
     TaskApi device;
     DeviceRig<HostApi> rig{device};
     struct Copy {
@@ -291,7 +290,7 @@ TEST_SUITE("host_api") {
     device.after_fork_in_parent();
   }
 
-  TEST_CASE("HostApi: streams that come and go take no more memory") {
+  TEST_CASE("HostApi: creating and destroying streams does not leak memory") {
     HostApi device;
     unsigned char byte = 0;
     std::vector<HostEvent> events;
@@ -320,7 +319,8 @@ TEST_SUITE("host_api") {
     }
   }
 
-  TEST_CASE("HostApi: a stream's thread is woken when it is asked twice for an event, not once") {
+  TEST_CASE(
+      "HostApi: a stream's thread is woken at the second query of an event, not at the first") {
     TaskApi device;
     DeviceRig<TaskApi> rig{device};
     auto const stream = rig.stream();
@@ -351,7 +351,7 @@ TEST_SUITE("host_api") {
     CHECK(ran_by != std::this_thread::get_id());
   }
 
-  TEST_CASE("HostApi: a forked child can use an allocator, whatever other threads asked it for") {
+  TEST_CASE("HostApi: a forked child can use an allocator that other threads were using") {
     HostApi device;
     DeviceAllocator<HostPolicies> memory{
         device, {.capacity_bytes = 1_MiB, .host = {.pinned_bytes = 8_MiB}}};

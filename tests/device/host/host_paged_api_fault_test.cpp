@@ -15,13 +15,13 @@
 #include <support/counted_allocations.hpp>
 #include <support/is_readable.hpp>
 
-// `HostPagedApi` where the machine has no memory for its bookkeeping.
+// `HostPagedApi` when there is no memory for its bookkeeping.
 
 namespace {
 
 using namespace spillway;
 
-/// Addresses of so many pages, and as many pieces to put there.
+/// Addresses for so many pages, and as many pieces to map there.
 struct PagedRange {
   explicit PagedRange(std::size_t count)
       : pages{count}, p{static_cast<unsigned char*>(device.reserve_address(pages * n))} {
@@ -46,7 +46,7 @@ struct PagedRange {
 }  // namespace
 
 TEST_SUITE("host_paged_api_fault") {
-  TEST_CASE("HostPagedApi: the midst of a range is unmapped, however short memory is") {
+  TEST_CASE("HostPagedApi: unmapping the middle of a range works without memory for bookkeeping") {
     for (std::size_t more = 0; more < 4; ++more) {
       CAPTURE(more);
       PagedRange range{8};
@@ -75,10 +75,9 @@ TEST_SUITE("host_paged_api_fault") {
     }
   }
 
-  TEST_CASE(
-      "HostPagedApi: pages that are set aside are kept, though a range was forgotten before") {
-    // Whether a page that was set aside serves again. As many as are created are mapped or set
-    // aside; beyond that those go that were set aside first. The system may set none aside.
+  TEST_CASE("HostPagedApi: spare pages are kept, although an earlier range could not be recorded") {
+    // Whether a spare page is used again. At most as many pages are mapped or spare as were
+    // created; beyond that the oldest spare pages are released. Some systems keep no spare pages.
     auto const is_kept = [](std::size_t more) {
       PagedRange range{24};
       range.map(0, 8);
@@ -92,7 +91,7 @@ TEST_SUITE("host_paged_api_fault") {
       for (std::size_t const page : {8U, 9U, 10U, 11U, 12U, 13U, 14U, 0U}) {
         range.unmap(page, 1);
       }
-      range.map(8, 7);  // new pages, since each that was set aside lies apart: seven of those go
+      range.map(8, 7);  // new pages: the spare ones are apart, and seven of them are released
       range.map(0, 1);
       return range.p[0] == 9;
     };
@@ -100,7 +99,7 @@ TEST_SUITE("host_paged_api_fault") {
     CHECK(is_kept(1) == is_kept(1000));
   }
 
-  TEST_CASE("HostPagedApi: ranges keep what they hold though memory runs out again and again") {
+  TEST_CASE("HostPagedApi: ranges keep their contents while memory repeatedly runs out") {
     constexpr unsigned seed = 20262;
     MESSAGE("seed ", seed);
     std::mt19937 random{seed};

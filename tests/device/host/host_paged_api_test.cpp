@@ -113,11 +113,11 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p, 4 * n);
   }
 
-  TEST_CASE_TEMPLATE(
-      "HostPagedApi: pages go from range to range, and to the system when they are released",
-      Device,
-      HostPagedApi,
-      PageMovingApi) {
+  TEST_CASE_TEMPLATE("HostPagedApi: released pages are used for other ranges, and returned to the "
+                     "system in the end",
+                     Device,
+                     HostPagedApi,
+                     PageMovingApi) {
     Device device;
     constexpr std::size_t n = 2_MiB;
     auto* const p = static_cast<unsigned char*>(device.reserve_address(4 * n));
@@ -144,7 +144,7 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p, 4 * n);
   }
 
-  TEST_CASE_TEMPLATE("HostPagedApi: ranges of any pages come and go, and keep what they hold",
+  TEST_CASE_TEMPLATE("HostPagedApi: ranges of random pages keep their contents",
                      Device,
                      HostPagedApi,
                      PageMovingApi) {
@@ -211,7 +211,7 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p, pages * n);
   }
 
-  TEST_CASE_TEMPLATE("HostPagedApi: a map that fails half-way leaves nothing mapped",
+  TEST_CASE_TEMPLATE("HostPagedApi: a map that fails halfway leaves nothing mapped",
                      Device,
                      HostPagedApi,
                      PageMovingApi) {
@@ -238,7 +238,8 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p, 4 * n);
   }
 
-  TEST_CASE("HostPagedApi: pages that cannot be moved to other addresses are mapped nowhere then") {
+  TEST_CASE("HostPagedApi: if moving mapped pages fails, they are mapped nowhere and can be mapped "
+            "again") {
     PageMovingApi device;
     if (device.remap() != HostRemap::pages) {
       MESSAGE("the system moves no pages");
@@ -259,7 +260,8 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p, 5 * n);
   }
 
-  TEST_CASE("HostPagedApi: of a longer range only parts of 64 KiB and more are spare pages") {
+  TEST_CASE("HostPagedApi: when a larger range is mapped, spare pages below 64 KiB are not reused "
+            "in it") {
     for (std::size_t const spare : {3U, 4U}) {
       CAPTURE(spare);
       HostPagedApi device;
@@ -277,7 +279,8 @@ TEST_SUITE("host_paged_api") {
     }
   }
 
-  TEST_CASE("HostPagedApi: spare pages are given back when new ones take their share") {
+  TEST_CASE(
+      "HostPagedApi: spare pages are returned to the system once newer ones exceed their limit") {
     HostPagedApi device;
     std::size_t const n = device.granularity_bytes();
     constexpr std::size_t pages = 20;
@@ -295,10 +298,8 @@ TEST_SUITE("host_paged_api") {
   }
 
 #ifdef MADV_POPULATE_WRITE
-  TEST_CASE_TEMPLATE("HostPagedApi: what is mapped is there at once, all of it",
-                     Device,
-                     HostPagedApi,
-                     PageMovingApi) {
+  TEST_CASE_TEMPLATE(
+      "HostPagedApi: mapped pages are resident at once", Device, HostPagedApi, PageMovingApi) {
     Device device;
     std::size_t const n = device.granularity_bytes();
     auto* const p = static_cast<unsigned char*>(device.reserve_address(2 * n));
@@ -313,11 +314,10 @@ TEST_SUITE("host_paged_api") {
   }
 #endif
 
-  TEST_CASE_TEMPLATE(
-      "HostPagedApi: a range is vacated when its turn in the stream comes, not before",
-      Device,
-      HostPagedApi,
-      PageMovingApi) {
+  TEST_CASE_TEMPLATE("HostPagedApi: a range is vacated at its place in the stream",
+                     Device,
+                     HostPagedApi,
+                     PageMovingApi) {
     Device device;
     std::size_t const n = device.granularity_bytes();
     auto* const p = static_cast<unsigned char*>(device.reserve_address(n));
@@ -336,7 +336,7 @@ TEST_SUITE("host_paged_api") {
   }
 
   TEST_CASE_TEMPLATE(
-      "HostPagedApi: no thread is woken to vacate a range; who runs what is before it does",
+      "HostPagedApi: vacating a range wakes no thread; whoever runs the stream's work does it",
       Device,
       HostPagedApi,
       PageMovingApi) {
@@ -361,7 +361,7 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p, n);
   }
 
-  TEST_CASE("HostPagedApi: where the system moves no pages, mappings are moved") {
+  TEST_CASE("HostPagedApi: if the system cannot move pages, mappings are moved") {
     rlimit before{};
     REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
     rlimit const none{0, before.rlim_max};  // no descriptor, so that the system refuses
@@ -380,7 +380,7 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p, 2 * n);
   }
 
-  TEST_CASE("HostPagedApi: more addresses than there are is an error that has a reason") {
+  TEST_CASE("HostPagedApi: reserving too many addresses is an error with a reason") {
     HostPagedApi device;
     errno = 0;
     CHECK_THROWS_WITH_AS((void)device.reserve_address(std::numeric_limits<std::size_t>::max()),
@@ -388,7 +388,7 @@ TEST_SUITE("host_paged_api") {
                          DeviceError);
   }
 
-  TEST_CASE("HostPagedApi: the granularity keeps the number of pieces bounded") {
+  TEST_CASE("HostPagedApi: the granularity bounds the number of pieces") {
     CHECK(HostPagedApi::granularity_for(0) == 16_KiB);
     CHECK(HostPagedApi::granularity_for(1_GiB) == 16_KiB);
     CHECK(HostPagedApi::granularity_for(20_GiB) == 512_KiB);
@@ -397,11 +397,10 @@ TEST_SUITE("host_paged_api") {
     CHECK_THROWS_AS(HostPagedApi{{.granularity_bytes = 48_KiB}}, ContractViolation);
   }
 
-  TEST_CASE_TEMPLATE(
-      "HostPagedApi: what is swapped out cannot be read, and comes back to its address",
-      Device,
-      HostPagedApi,
-      PageMovingApi) {
+  TEST_CASE_TEMPLATE("HostPagedApi: swapped-out memory cannot be read, and returns to its address",
+                     Device,
+                     HostPagedApi,
+                     PageMovingApi) {
     Device device;
     DeviceAllocator<PlainPagedPolicies> memory{device, options_of<PlainPagedPolicies>(64_KiB)};
     BlockId const a = memory.allocate(48_KiB);
@@ -424,10 +423,8 @@ TEST_SUITE("host_paged_api") {
     memory.deallocate(a);
   }
 
-  TEST_CASE_TEMPLATE("HostPagedApi: a freed range is used again with the pages it has",
-                     Device,
-                     HostPagedApi,
-                     PageMovingApi) {
+  TEST_CASE_TEMPLATE(
+      "HostPagedApi: a freed range is reused with its pages", Device, HostPagedApi, PageMovingApi) {
     Device device;
     DeviceAllocator<PlainPagedPolicies> memory{device, options_of<PlainPagedPolicies>(1_MiB)};
     BlockId const first = memory.allocate(64_KiB);
@@ -442,7 +439,7 @@ TEST_SUITE("host_paged_api") {
     memory.abandon(second);
   }
 
-  TEST_CASE_TEMPLATE("HostPagedApi: parent and child go on with their own pages after a fork",
+  TEST_CASE_TEMPLATE("HostPagedApi: after a fork, parent and child each have their own pages",
                      Device,
                      HostPagedApi,
                      PageMovingApi) {
@@ -485,7 +482,7 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p, 2 * pages * n);
   }
 
-  TEST_CASE_TEMPLATE("HostPagedApi: blocks that come and go keep their bytes and their addresses",
+  TEST_CASE_TEMPLATE("HostPagedApi: blocks keep bytes and addresses under random swaps and frees",
                      Policies,
                      PlainPagedPolicies,
                      PagedPolicies) {

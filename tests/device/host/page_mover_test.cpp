@@ -56,7 +56,7 @@ struct MoverRig {
 }  // namespace
 
 TEST_SUITE("page_mover") {
-  TEST_CASE("PageMover: pages move with what they hold, and are not there any more") {
+  TEST_CASE("PageMover: pages move with their contents and leave their old addresses") {
     MoverRig rig;
     if (rig.is_open) {
       CHECK(rig.mover.move(rig.second.p, rig.first.p, range_bytes) == range_bytes);
@@ -69,8 +69,7 @@ TEST_SUITE("page_mover") {
     }
   }
 
-  TEST_CASE(
-      "PageMover: moves the pages before the first that is not there, or that is in the way") {
+  TEST_CASE("PageMover: moves only the pages before the first missing or blocked one") {
     MoverRig rig;
     if (rig.is_open) {
       REQUIRE(rig.mover.move(rig.second.p + range_bytes / 2,
@@ -87,7 +86,7 @@ TEST_SUITE("page_mover") {
   }
 
   TEST_CASE(
-      "PageMover: a page that a forked child has, too, is not moved; the child moves its own") {
+      "PageMover: does not move a page shared with a forked child; the child can move its own") {
     MoverRig rig;
     if (!rig.is_open) {
       return;
@@ -106,12 +105,12 @@ TEST_SUITE("page_mover") {
     CHECK(status == 0);
     CHECK(rig.first.p[0] == std::byte{3});
     CHECK_FALSE(support::is_readable(rig.second.p));
-    // The child has ended, so that its parent has all pages for itself again.
+    // The child has ended, so no page of the parent is shared any more.
     std::memset(rig.first.p, 5, range_bytes);
     CHECK(rig.mover.move(rig.second.p, rig.first.p, range_bytes) == range_bytes);
   }
 
-  TEST_CASE("PageMover: one that was not opened refuses to watch") {
+  TEST_CASE("PageMover: watching fails if it was not opened") {
     PageMover mover;
     Addresses addresses;
     CHECK_FALSE(mover.is_open());

@@ -67,7 +67,7 @@ TEST_SUITE("sim_model") {
     CHECK(t.device.finish_time_ns() == 5);
   }
 
-  TEST_CASE("ModelApi: a copy takes its bytes over the rate, after the latency") {
+  TEST_CASE("ModelApi: a copy takes the latency plus its bytes divided by the rate") {
     SimOptions options = one_gbps;
     options.copy_latency_ns = 7;
     Timed t{options};
@@ -79,7 +79,8 @@ TEST_SUITE("sim_model") {
     CHECK(t.end_of(t.a) == 1007 + 107 + 207);
   }
 
-  TEST_CASE("ModelApi: copies of one direction share its bandwidth, the directions do not") {
+  TEST_CASE(
+      "ModelApi: copies in one direction share its bandwidth; the two directions are independent") {
     Timed t;
     t.copy(t.a, CopyKind::to_host, 1000);
     t.copy(t.b, CopyKind::to_host, 500);
@@ -91,7 +92,7 @@ TEST_SUITE("sim_model") {
     CHECK(t.end_of(c) == 1500);
   }
 
-  TEST_CASE("ModelApi: a stream runs in order and computes beside copies") {
+  TEST_CASE("ModelApi: work of a stream runs in order, and computes while copies run") {
     Timed t;
     t.device.compute(t.a, 300);
     t.copy(t.a, CopyKind::to_host, 100);
@@ -101,7 +102,7 @@ TEST_SUITE("sim_model") {
     CHECK(t.device.clock_ns() == 0);
   }
 
-  TEST_CASE("ModelApi: a wait is for the time of the record, whatever is recorded later") {
+  TEST_CASE("ModelApi: a wait is for the event as recorded so far, not for a later record") {
     Timed t;
     t.device.compute(t.a, 100);
     t.device.record(t.event, t.a);
@@ -117,7 +118,7 @@ TEST_SUITE("sim_model") {
     CHECK_FALSE(t.device.is_complete(t.event));
   }
 
-  TEST_CASE("ModelApi: the host's clock moves when it waits or is told to, never back") {
+  TEST_CASE("ModelApi: the host's clock moves when it waits or is advanced, and never back") {
     Timed t;
     t.device.compute(t.a, 100);
     t.device.record(t.event, t.a);
@@ -132,7 +133,7 @@ TEST_SUITE("sim_model") {
     CHECK(t.device.finish_time_ns() == 500);
   }
 
-  TEST_CASE("ModelApi: nothing starts before the host has enqueued it") {
+  TEST_CASE("ModelApi: work starts no earlier than the host enqueued it") {
     Timed t;
     t.device.advance_host(1000);
     t.device.record(t.event, t.a);
@@ -143,7 +144,7 @@ TEST_SUITE("sim_model") {
     CHECK(t.end_of(t.a) == 1010);
   }
 
-  TEST_CASE("ModelApi: an engine does not stand idle for a stream that is not ready") {
+  TEST_CASE("ModelApi: an engine serves other streams while one is not ready") {
     Timed t;
     t.device.compute(t.a, 1000);
     t.copy(t.a, CopyKind::to_host, 100);  // 1000 to 1100
@@ -154,7 +155,7 @@ TEST_SUITE("sim_model") {
     CHECK(t.end_of(t.a) == 1701);
   }
 
-  TEST_CASE("ModelApi: a host call runs at once and reads the time of its stream") {
+  TEST_CASE("ModelApi: a host function runs at once and sees the time of its stream") {
     struct Call {
       ModelApi* device;
       std::uint64_t seen_ns = 0;
@@ -186,7 +187,7 @@ TEST_SUITE("sim_model") {
     CHECK(device.finish_time_ns() == 30);
   }
 
-  TEST_CASE("ModelApi: addresses never repeat and name nothing") {
+  TEST_CASE("ModelApi: addresses are never reused") {
     ModelApi device{{.capacity_bytes = std::size_t{1} << 45U}};
     std::vector<std::pair<std::uintptr_t, std::size_t>> taken;
     std::mt19937_64 random{5};
@@ -207,14 +208,15 @@ TEST_SUITE("sim_model") {
     }
   }
 
-  TEST_CASE("ModelApi: without checks a copy between any addresses is taken as it is") {
+  TEST_CASE("ModelApi: without checks, copies between arbitrary addresses are accepted") {
     ModelApi device{{.checked = false}};
     auto const stream = device.create_stream();
     device.copy(nullptr, nullptr, 100, CopyKind::to_host, stream);
     CHECK(device.calls().bytes_to_host == 100);
   }
 
-  TEST_CASE("SimTimetable: copies never overlap, start no earlier than ready, and fill gaps") {
+  TEST_CASE(
+      "SimTimetable: copies never overlap, start no earlier than ready, and fill idle times") {
     for (std::uint64_t seed = 1; seed <= 50; ++seed) {
       CAPTURE(seed);
       std::mt19937_64 random{seed};
@@ -234,7 +236,7 @@ TEST_SUITE("sim_model") {
 
         std::uint64_t const end = table.take(now, ready, bytes);
 
-        // Within the gaps that it remembers, it finds the earliest time there is.
+        // It finds the earliest time within the idle times that it remembers.
         REQUIRE(end == expected + bytes);
         busy.emplace_back(expected, end);
         std::sort(busy.begin(), busy.end());

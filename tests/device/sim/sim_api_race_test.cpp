@@ -25,7 +25,7 @@ using spillway::test::WorkItem;
 using spillway::testing::DeviceRig;
 
 TEST_SUITE("sim_api_race") {
-  TEST_CASE("SimApi: ordered work of several streams neither races nor goes wrong") {
+  TEST_CASE("SimApi: ordered work of several streams is free of races and gives the right result") {
     for (std::uint64_t seed = 100; seed < 130; ++seed) {
       CAPTURE(seed);
       RandomWork const work{seed};
@@ -41,7 +41,7 @@ TEST_SUITE("sim_api_race") {
     }
   }
 
-  TEST_CASE("SimApi: a value handed round a ring of streams by events arrives complete") {
+  TEST_CASE("SimApi: a value passed round a ring of streams by events arrives intact") {
     constexpr std::size_t streams = 5;
     constexpr int rounds = 200;
     constexpr std::size_t bytes = 4096;
@@ -71,7 +71,7 @@ TEST_SUITE("sim_api_race") {
     CHECK(std::count(memory, memory + bytes, rounds) == static_cast<std::ptrdiff_t>(bytes));
   }
 
-  TEST_CASE("SimApi: host threads may do everything at once") {
+  TEST_CASE("SimApi: host threads may make any calls at the same time") {
     constexpr int threads = 4;
     constexpr int rounds = 60;
     SimApi device{{.capacity_bytes = 64_MiB}};
@@ -143,7 +143,7 @@ TEST_SUITE("sim_api_race") {
     CHECK(count == 1000);
   }
 
-  TEST_CASE("ModelApi: host threads may do everything at once") {
+  TEST_CASE("ModelApi: host threads may make any calls at the same time") {
     ModelApi device{{.link_bytes_per_second = 1'000'000'000}};
     DeviceRig<ModelApi> rig{device};
     unsigned char* const memory = rig.device_memory(4096);

@@ -31,7 +31,7 @@ TEST_CASE_TEMPLATE_INVOKE(virtual_memory_contract, SimApi, SteppedSimApi, ModelA
 
 namespace {
 
-/// What `call` says when it is refused; empty if it is not.
+/// The message with which `call` is refused; empty if it is accepted.
 template <class Call>
 std::string refusal(Call call) {
   try {
@@ -50,7 +50,7 @@ bool contains(std::string const& text, std::string const& part) {
 
 TEST_SUITE("sim_api") {
   TEST_CASE_TEMPLATE(
-      "SimApi: capacity is a limit to the byte", D, SimApi, SteppedSimApi, ModelApi) {
+      "SimApi: the capacity is exact to the byte", D, SimApi, SteppedSimApi, ModelApi) {
     D device{{.capacity_bytes = 1_MiB, .pinned_capacity_bytes = 64_KiB}};
 
     void* const first = device.try_reserve(1_MiB - 100);
@@ -89,7 +89,7 @@ TEST_SUITE("sim_api") {
   }
 
   TEST_CASE_TEMPLATE(
-      "SimApi: a copy must stay inside live memory", D, SimApi, SteppedSimApi, ModelApi) {
+      "SimApi: a copy outside of allocated memory is refused", D, SimApi, SteppedSimApi, ModelApi) {
     D device;
     DeviceRig<D> rig{device};
     auto const stream = rig.stream();
@@ -141,7 +141,8 @@ TEST_SUITE("sim_api") {
         refusal([&] { device.copy(pinned, memory, 1, CopyKind::to_host, stream); }).empty());
   }
 
-  TEST_CASE_TEMPLATE("SimApi: reservations may touch nothing of each other", D, SimApi, ModelApi) {
+  TEST_CASE_TEMPLATE(
+      "SimApi: work may not cross from one reservation into the next", D, SimApi, ModelApi) {
     D device;
     DeviceRig<D> rig{device};
     auto const stream = rig.stream();
@@ -154,12 +155,11 @@ TEST_SUITE("sim_api") {
     }
   }
 
-  TEST_CASE_TEMPLATE(
-      "SimApi: a callable that is launched runs once, in the order of its stream, and is freed",
-      D,
-      SimApi,
-      SteppedSimApi,
-      ModelApi) {
+  TEST_CASE_TEMPLATE("SimApi: a launched callable runs once, in stream order, and is destroyed",
+                     D,
+                     SimApi,
+                     SteppedSimApi,
+                     ModelApi) {
     D device;
     auto const stream = device.create_stream();
     std::vector<int> order;
@@ -179,7 +179,7 @@ TEST_SUITE("sim_api") {
   }
 
   TEST_CASE_TEMPLATE(
-      "SimApi: nothing and zero bytes are no arguments", D, SimApi, SteppedSimApi, ModelApi) {
+      "SimApi: null pointers and sizes of zero are refused", D, SimApi, SteppedSimApi, ModelApi) {
     D device;
     auto const stream = device.create_stream();
     CHECK_THROWS_AS((void)device.try_reserve(0), DeviceError);
@@ -190,8 +190,11 @@ TEST_SUITE("sim_api") {
     device.destroy_stream(stream);
   }
 
-  TEST_CASE_TEMPLATE(
-      "SimApi: destroyed and foreign handles are refused", D, SimApi, SteppedSimApi, ModelApi) {
+  TEST_CASE_TEMPLATE("SimApi: destroyed handles and those of another device are refused",
+                     D,
+                     SimApi,
+                     SteppedSimApi,
+                     ModelApi) {
     D device;
     D other;
     auto const stream = device.create_stream();
@@ -219,7 +222,7 @@ TEST_SUITE("sim_api") {
     }
   }
 
-  TEST_CASE("SimApi: a handle is not reused when its index is") {
+  TEST_CASE("SimApi: a new stream never gets the handle of a destroyed one") {
     SimApi device;
     std::unordered_set<SimStream> seen;
     for (int i = 0; i < 50; ++i) {
@@ -229,7 +232,7 @@ TEST_SUITE("sim_api") {
     }
   }
 
-  TEST_CASE_TEMPLATE("SimApi: memory is handed out poisoned", D, SimApi, SteppedSimApi) {
+  TEST_CASE_TEMPLATE("SimApi: new memory is poisoned", D, SimApi, SteppedSimApi) {
     D device{{.poison_byte = 0xAB, .poison_limit_bytes = 4096}};
     DeviceRig<D> rig{device};
     unsigned char const* const memory = rig.device_memory(4096);
@@ -242,7 +245,7 @@ TEST_SUITE("sim_api") {
   }
 
   TEST_CASE_TEMPLATE(
-      "SimApi: poison comes in the order of its stream and is no call", D, SimApi, SteppedSimApi) {
+      "SimApi: poisoning is stream-ordered and not counted as a call", D, SimApi, SteppedSimApi) {
     D device{{.poison_byte = 0xAB}};
     DeviceRig<D> rig{device};
     auto const stream = rig.stream();
@@ -264,7 +267,7 @@ TEST_SUITE("sim_api") {
   }
 
   TEST_CASE_TEMPLATE(
-      "SimApi: work enqueued before a release still finds its memory", D, SimApi, SteppedSimApi) {
+      "SimApi: work enqueued before a release still has its memory", D, SimApi, SteppedSimApi) {
     D device;
     DeviceRig<D> rig{device};
     auto const stream = rig.stream();
@@ -283,11 +286,8 @@ TEST_SUITE("sim_api") {
     CHECK(std::count(target, target + 64_KiB, 9) == 64_KiB);
   }
 
-  TEST_CASE_TEMPLATE("SimApi: every call is counted once, and only if it worked",
-                     D,
-                     SimApi,
-                     SteppedSimApi,
-                     ModelApi) {
+  TEST_CASE_TEMPLATE(
+      "SimApi: each call is counted once, if it succeeded", D, SimApi, SteppedSimApi, ModelApi) {
     D device;
     CHECK(device.calls() == SimCalls{});
     auto const stream = device.create_stream();
@@ -356,7 +356,7 @@ TEST_SUITE("sim_api") {
                                      .unmapped_pieces = 1});
   }
 
-  TEST_CASE_TEMPLATE("SimApi: a fault strikes the call it was armed for, once, without effect",
+  TEST_CASE_TEMPLATE("SimApi: an injected fault makes its call fail once, without effect",
                      D,
                      SimApi,
                      SteppedSimApi,

@@ -22,7 +22,7 @@ constexpr SimOptions options{.granularity_bytes = 64_KiB, .poison_byte = 0xAB};
 }  // namespace
 
 TEST_SUITE("sim_backing") {
-  TEST_CASE("SimHostBacking: address ranges are aligned to the granularity, however large") {
+  TEST_CASE("SimHostBacking: address ranges are aligned to any granularity") {
     for (std::size_t const granularity : {4_KiB, 64_KiB, 2_MiB, 32_MiB}) {
       CAPTURE(granularity);
       SimOptions const coarse{.granularity_bytes = granularity};
@@ -36,7 +36,7 @@ TEST_SUITE("sim_backing") {
     }
   }
 
-  TEST_CASE("SimHostBacking: more addresses than there are is an error that has a reason") {
+  TEST_CASE("SimHostBacking: reserving too many addresses is an error with a reason") {
     SimHostBacking backing{options};
     errno = 0;
     CHECK_THROWS_WITH_AS((void)backing.reserve_address(std::numeric_limits<std::size_t>::max()),
@@ -44,12 +44,12 @@ TEST_SUITE("sim_backing") {
                          DeviceError);
   }
 
-  TEST_CASE("SimHostBacking: a granularity that no page divides is refused") {
+  TEST_CASE("SimHostBacking: a granularity that is no multiple of the page size is refused") {
     SimOptions const fine{.granularity_bytes = 512};
     CHECK_THROWS_AS(SimHostBacking{fine}, ContractViolation);
   }
 
-  TEST_CASE("SimHostBacking: physical memory is poisoned when it is made, used before or not") {
+  TEST_CASE("SimHostBacking: physical memory is poisoned when it is created, new or reused") {
     SimHostBacking backing{options};
     auto* const p = static_cast<unsigned char*>(backing.reserve_address(64_KiB));
     for (int round = 0; round < 2; ++round) {
@@ -64,23 +64,23 @@ TEST_SUITE("sim_backing") {
     backing.free_address(p, 64_KiB);
   }
 
-  TEST_CASE("SimHostBacking: neighbours that were released serve a larger request") {
+  TEST_CASE("SimHostBacking: adjacent released pieces can serve a larger request") {
     SimHostBacking backing{options};
     std::uint64_t const a = backing.create_physical(64_KiB);
     std::uint64_t const b = backing.create_physical(64_KiB);
     std::uint64_t const c = backing.create_physical(64_KiB);
     std::uint64_t const d = backing.create_physical(64_KiB);
-    SUBCASE("in order") {
+    SUBCASE("released in order") {
       backing.release_physical(a, 64_KiB);
       backing.release_physical(b, 64_KiB);
       backing.release_physical(c, 64_KiB);
     }
-    SUBCASE("the other way round") {
+    SUBCASE("released in reverse order") {
       backing.release_physical(c, 64_KiB);
       backing.release_physical(b, 64_KiB);
       backing.release_physical(a, 64_KiB);
     }
-    SUBCASE("the middle one last") {
+    SUBCASE("the middle one released last") {
       backing.release_physical(a, 64_KiB);
       backing.release_physical(c, 64_KiB);
       backing.release_physical(b, 64_KiB);

@@ -18,7 +18,7 @@ void* at(std::uintptr_t address) {
 }  // namespace
 
 TEST_SUITE("sim_ranges") {
-  TEST_CASE("SimRanges: covers what lies in touching ranges, and no more") {
+  TEST_CASE("SimRanges: adjacent ranges together cover what lies across them, and no more") {
     SimRanges ranges;
     ranges.insert(at(100), 50);
     ranges.insert(at(150), 50);
@@ -35,7 +35,7 @@ TEST_SUITE("sim_ranges") {
     CHECK_FALSE(ranges.covers(at(150), ~std::size_t{0}));
   }
 
-  TEST_CASE("SimRanges: what is erased is no longer covered, though it was looked up last") {
+  TEST_CASE("SimRanges: an erased range is not covered, even if it was looked up last") {
     SimRanges ranges;
     ranges.insert(at(100), 50);
     ranges.insert(at(150), 50);

@@ -25,7 +25,7 @@ struct Death {
   std::string message;
 };
 
-/// Runs `act` in a process of its own; tells which signal ended it and what it said.
+/// Runs `act` in a process of its own; returns the signal that ended the process and its output.
 template <class Act>
 Death death_of(Act act) {
   std::array<int, 2> ends{};
@@ -71,7 +71,7 @@ struct HostCall {
 }  // namespace
 
 TEST_SUITE("sim_misuse") {
-  TEST_CASE("SimApi: releasing what is not there ends the program and says why") {
+  TEST_CASE("SimApi: releasing memory that is not reserved ends the program with a message") {
     SteppedSimApi device;
     void* const memory = device.try_reserve(1000);
     void* const pinned = device.try_allocate_pinned(1000, -1);
@@ -119,7 +119,7 @@ TEST_SUITE("sim_misuse") {
     device.free_address(address, 128_KiB);
   }
 
-  TEST_CASE("SimApi: memory that is given back faults when it is touched") {
+  TEST_CASE("SimApi: access to released memory faults") {
     SteppedSimApi device;
     auto* const memory = static_cast<unsigned char volatile*>(device.try_reserve(4096));
     auto* const pinned = static_cast<unsigned char volatile*>(device.try_allocate_pinned(4096, -1));
@@ -141,7 +141,7 @@ TEST_SUITE("sim_misuse") {
     device.free_address(forget(address), 64_KiB);
   }
 
-  TEST_CASE("SimApi: straying beyond a reservation faults") {
+  TEST_CASE("SimApi: access beyond the end of a reservation faults") {
     SteppedSimApi device;
     auto* const p = static_cast<unsigned char volatile*>(device.try_reserve(4096));
     CHECK(death_of([p] { p[4096] = 1; }).signal == SIGSEGV);
@@ -149,7 +149,7 @@ TEST_SUITE("sim_misuse") {
     device.release(const_cast<unsigned char*>(p), 4096);
   }
 
-  TEST_CASE("ModelApi: its addresses fault") {
+  TEST_CASE("ModelApi: access to its addresses faults") {
     ModelApi device;
     auto* const p = static_cast<unsigned char volatile*>(device.try_reserve(4096));
     CHECK(death_of([p] { p[0] = 1; }).signal == SIGSEGV);

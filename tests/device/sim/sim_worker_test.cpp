@@ -11,7 +11,7 @@ using namespace spillway;
 using spillway::testing::DeviceRig;
 
 TEST_SUITE("sim_worker") {
-  TEST_CASE("SimEngine: serves one copy after the other, from when it is ready") {
+  TEST_CASE("SimEngine: serves one copy at a time, none before it is ready") {
     detail::SimEngine engine{detail::SimRate{1'000'000'000, 5}};
 
     auto const first = engine.take(100, 20);
@@ -26,7 +26,7 @@ TEST_SUITE("sim_worker") {
     CHECK(third.end_ns == 1015);
   }
 
-  TEST_CASE("SimApi: a link is never faster than it was asked to be, for all streams together") {
+  TEST_CASE("SimApi: a link is never faster than its set rate, over all streams together") {
     // 2 x 20 copies of 64 KiB at 1 GiB/s: at least 2.5 ms each way, whoever issues them.
     SimApi device{{.link_bytes_per_second = 1_GiB}};
     DeviceRig<SimApi> rig{device};
@@ -47,7 +47,8 @@ TEST_SUITE("sim_worker") {
     CHECK(std::memcmp(memory, host, 128_KiB) == 0);
   }
 
-  TEST_CASE("SimApi: computing takes no less than its time, and waits pass the time on") {
+  TEST_CASE(
+      "SimApi: computing takes at least its set time, and waits carry that time to other streams") {
     SimApi device;
     DeviceRig<SimApi> rig{device};
     auto const a = rig.stream();
@@ -64,7 +65,7 @@ TEST_SUITE("sim_worker") {
     CHECK(device.clock_ns() - begin >= 2'000'000);
   }
 
-  TEST_CASE("SimSignals: a signal is reused only when nobody names or uses it") {
+  TEST_CASE("SimSignals: a signal is reused only when abandoned and without users") {
     detail::SimSignals signals;
     detail::SimSignal* const used = signals.acquire();
     used->add_user();

@@ -19,7 +19,7 @@ using namespace spillway::framework;
 using spillway::test::LeasesBench;
 
 TEST_SUITE("buffer_leases_race") {
-  TEST_CASE("BufferLeases: operations of several threads find the bytes that they left") {
+  TEST_CASE("BufferLeases: operations of several threads find the bytes that they wrote") {
     constexpr std::size_t threads = 3;
     constexpr std::size_t bytes = 32_KiB;
     LeasesBench bench{512_KiB};
@@ -82,7 +82,7 @@ TEST_SUITE("buffer_leases_race") {
     CHECK(bench.memory.stats().swap_outs.count > 0);
   }
 
-  TEST_CASE("BufferLeases: programs that share a device wait for each other, and lose nothing") {
+  TEST_CASE("BufferLeases: programs that share a device wait for each other and lose no byte") {
     constexpr std::size_t bytes = 32_KiB;
     TemporaryFolder folder;
     std::atomic<int> wrong{0};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Leases on a device whose work is enqueued now and done later, and whose copies run on streams of
-// their own.
+// Leases on a device that runs enqueued work later, with copies on separate streams.
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
 #include <spillway/page_arena.hpp>
@@ -25,7 +24,7 @@ namespace {
 
 constexpr std::size_t block_bytes = 128_KiB;
 
-/// Room for two buffers. Nothing that is enqueued happens before it is waited for, or `run`.
+/// Room for two buffers. Enqueued work runs only when it is waited for, or by `run`.
 struct StreamBench {
   struct Policies : SimPolicies {
     using device = SteppedSimApi;
@@ -91,7 +90,7 @@ struct StreamBench {
 }  // namespace
 
 TEST_SUITE("buffer_leases") {
-  TEST_CASE("BufferLeases: an operation that is enqueued is finished before what it uses leaves") {
+  TEST_CASE("BufferLeases: an enqueued operation finishes before its buffers leave") {
     StreamBench bench;
     std::array<void*, 5> buffers{};
     for (std::size_t i = 0; i < buffers.size(); ++i) {
@@ -109,8 +108,8 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.memory.stats().swap_ins.count >= 3);
   }
 
-  TEST_CASE("BufferLeases: a copy on a stream that waits for the compute stream finds what was on "
-            "its way in") {
+  TEST_CASE("BufferLeases: a copy ordered after the compute stream sees buffers that were still "
+            "being swapped in") {
     StreamBench bench;
     void* const a = bench.make(1);
     void* const b = bench.make(2);
@@ -121,15 +120,15 @@ TEST_SUITE("buffer_leases") {
       REQUIRE(bench.leases.try_enter(frame, uses).empty());
       bench.join();
       bench.kernels.check(bench.device, bench.copies, p, block_bytes, p == a ? 1 : p == b ? 2 : 3);
-      bench.device.synchronize(bench.copies);  // which is when a framework is called back
+      bench.device.synchronize(bench.copies);  // when a framework would be called back
       bench.leases.exit(frame);
     }
     bench.run();
     CHECK(bench.kernels.checks() == 3);
   }
 
-  TEST_CASE("BufferLeases: what is copied to on another stream stays until the host has seen the "
-            "copy end") {
+  TEST_CASE("BufferLeases: the target of a copy on another stream stays until the host has seen "
+            "the copy end") {
     StreamBench bench;
     (void)bench.make(1);
     (void)bench.make(2);

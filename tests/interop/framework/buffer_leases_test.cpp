@@ -25,9 +25,8 @@ using spillway::test::LeasesBench;
 using Bytes = std::vector<unsigned char>;
 
 TEST_SUITE("buffer_leases") {
-  TEST_CASE(
-      "BufferLeases: what no operation uses leaves when room is needed, and comes back in its "
-      "place") {
+  TEST_CASE("BufferLeases: a buffer that no operation uses leaves under pressure and returns to "
+            "its address") {
     LeasesBench bench{256_KiB};
     auto* const a = bench.make(128_KiB, 1);
     auto* const b = bench.make(128_KiB, 2);
@@ -43,7 +42,7 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.leases.counts().peak_reclaimed_bytes == 128_KiB);
   }
 
-  TEST_CASE("BufferLeases: what is only read leaves again without being copied") {
+  TEST_CASE("BufferLeases: a buffer that was only read leaves again without a copy") {
     LeasesBench bench{256_KiB};
     auto* const a = bench.make(128_KiB, 1);
     auto* const b = bench.make(128_KiB, 2);
@@ -56,7 +55,7 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.memory.stats().drops.count >= 3);
   }
 
-  TEST_CASE("BufferLeases: what is written after it was read leaves with what was written") {
+  TEST_CASE("BufferLeases: a buffer written while leased for reading keeps the new bytes") {
     LeasesBench bench{256_KiB};
     auto* const a = bench.make(128_KiB, 1);
     auto* const b = bench.make(128_KiB, 2);
@@ -77,8 +76,7 @@ TEST_SUITE("buffer_leases") {
     }
   }
 
-  TEST_CASE(
-      "BufferLeases: a buffer stays until it is the result of an operation, or if it is kept") {
+  TEST_CASE("BufferLeases: only results of operations that are not kept can leave") {
     LeasesBench bench{256_KiB};
     void* const hidden = bench.leases.try_allocate(64_KiB, nullptr);
     auto* const kept = bench.make(64_KiB, 2);
@@ -95,8 +93,8 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.leases.last_failure().find("131072 bytes can never leave") != std::string::npos);
   }
 
-  TEST_CASE("BufferLeases: a buffer that was made outside of any operation leaves once it is made "
-            "swappable") {
+  TEST_CASE(
+      "BufferLeases: a buffer made outside of operations can leave once it is made swappable") {
     LeasesBench bench{256_KiB};
     (void)bench.make(256_KiB, 1);
     // From here on there is memory pressure.
@@ -111,7 +109,7 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.leases.counts().fixed_bytes == 0);
   }
 
-  TEST_CASE("BufferLeases: operands and results of one operation have to fit together") {
+  TEST_CASE("BufferLeases: operands and results of one operation must fit together") {
     LeasesBench bench{256_KiB};
     auto* const a = bench.make(128_KiB, 1);
     auto* const b = bench.make(128_KiB, 2);
@@ -131,8 +129,7 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.leases.counts().out_of_memory == 2);
   }
 
-  TEST_CASE(
-      "BufferLeases: a frame that has ended has nothing that is allocated for it afterwards") {
+  TEST_CASE("BufferLeases: an allocation for a frame that has ended is not leased by it") {
     LeasesBench bench{256_KiB};
     LeasesBench::Frame frame{1};
     REQUIRE(bench.leases.try_enter(frame, {}).empty());
@@ -146,7 +143,7 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.leases.free(late));
   }
 
-  TEST_CASE("BufferLeases: switched off, nothing leaves, and what is away still comes back") {
+  TEST_CASE("BufferLeases: while disabled, no buffer leaves, and those away still come back") {
     LeasesBench bench{256_KiB};
     auto* const a = bench.make(128_KiB, 1);
     (void)bench.make(128_KiB, 2);
@@ -157,7 +154,7 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.read({a}) == Bytes{1});
   }
 
-  TEST_CASE("BufferLeases: what is freed gives its room back, in the middle of an operation, too") {
+  TEST_CASE("BufferLeases: freeing a buffer frees its memory, also during an operation") {
     LeasesBench bench{256_KiB};
     LeasesBench::Frame frame{1};
     REQUIRE(bench.leases.try_enter(frame, {}).empty());
@@ -183,7 +180,8 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.memory.stats().allocated.blocks.current == 0);
   }
 
-  TEST_CASE("BufferLeases: an address inside of a buffer names the buffer, also while it is away") {
+  TEST_CASE(
+      "BufferLeases: an address inside a buffer identifies the buffer, also while it is away") {
     LeasesBench bench{256_KiB};
     auto* const a = bench.make(100_KiB, 1);
     auto* const b = bench.make(64_KiB, 2);
@@ -196,7 +194,8 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.leases.base_of(&elsewhere) == nullptr);
   }
 
-  TEST_CASE("BufferLeases: a forked child has what was away, whatever the parent's threads did") {
+  TEST_CASE(
+      "BufferLeases: a forked child has the buffers that were away, whatever other threads did") {
     LeasesBench bench{256_KiB};
     auto* const a = bench.make(64_KiB, 1);
     auto* const b = bench.make(64_KiB, 2);
@@ -229,7 +228,7 @@ TEST_SUITE("buffer_leases") {
     }
   }
 
-  TEST_CASE("BufferLeases: a forked child has nothing that operations of other threads had") {
+  TEST_CASE("BufferLeases: a forked child holds no leases of other threads' operations") {
     LeasesBench bench{256_KiB};
     auto* const a = bench.make(64_KiB, 1);
     auto* const b = bench.make(64_KiB, 2);
@@ -277,7 +276,7 @@ TEST_SUITE("buffer_leases") {
   }
 
   TEST_CASE(
-      "BufferLeases: a thread waits for the operation of another one that has what it needs") {
+      "BufferLeases: a thread waits for another thread's operation to end if that has the memory") {
     LeasesBench bench{256_KiB};
     auto* const a = bench.make(192_KiB, 1);
     LeasesBench::Frame frame{1};
@@ -316,7 +315,7 @@ TEST_SUITE("buffer_leases") {
     CHECK(has_entered);
   }
 
-  TEST_CASE("BufferLeases: operations of known sizes that fit together do not wait") {
+  TEST_CASE("BufferLeases: operations whose known sizes fit together do not wait") {
     LeasesBench bench{256_KiB};
     auto* const a = bench.make(16_KiB, 1);
     for (int step = 0; step < 2; ++step) {
@@ -337,7 +336,7 @@ TEST_SUITE("buffer_leases") {
     bench.leases.exit(first);
   }
 
-  TEST_CASE("BufferLeases: pressure ends with a step in which nothing had to leave") {
+  TEST_CASE("BufferLeases: pressure ends after a step without evictions") {
     LeasesBench bench{256_KiB};
     auto* const a = bench.make(192_KiB, 1);
     auto* const b = bench.make(192_KiB, 2);
@@ -349,7 +348,7 @@ TEST_SUITE("buffer_leases") {
     CHECK_FALSE(bench.leases.is_under_pressure());
   }
 
-  TEST_CASE("BufferLeases: a lowered capacity makes what is not in use leave") {
+  TEST_CASE("BufferLeases: lowering the capacity evicts buffers that are not in use") {
     LeasesBench bench{8_MiB};
     auto* const a = bench.make(2_MiB, 1);
     auto* const b = bench.make(2_MiB, 2);
@@ -368,7 +367,7 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.read({a, b}) == Bytes{1, 2});
   }
 
-  TEST_CASE("BufferLeases: the capacity cannot be lowered below what is in use") {
+  TEST_CASE("BufferLeases: the capacity cannot be lowered below the bytes in use") {
     LeasesBench bench{8_MiB};
     auto* const a = bench.make(2_MiB, 1);
     LeasesBench::Frame frame{1};
@@ -380,7 +379,7 @@ TEST_SUITE("buffer_leases") {
     bench.leases.exit(frame);
   }
 
-  TEST_CASE("BufferLeases: what cannot leave is counted with the bytes that it takes up") {
+  TEST_CASE("BufferLeases: buffers that cannot leave are counted in fixed_bytes") {
     LeasesBench bench{8_MiB};
     auto* const kept = bench.make(1, 1);
     std::array<void*, 1> const known{kept};
@@ -391,7 +390,7 @@ TEST_SUITE("buffer_leases") {
     CHECK(now.bytes.current > 1);
   }
 
-  TEST_CASE("BufferLeases: parked, nothing but what is kept stays on the device") {
+  TEST_CASE("BufferLeases: after park, only kept buffers stay on the device") {
     LeasesBench bench{8_MiB};
     auto* const a = bench.make(2_MiB, 1);
     auto* const b = bench.make(2_MiB, 2);
@@ -412,7 +411,7 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.leases.wake() == 0);
   }
 
-  TEST_CASE("BufferLeases: parked in a file, nothing stays in host memory either") {
+  TEST_CASE("BufferLeases: after parking in the file, no buffer stays in host memory") {
     TemporaryFolder const folder;
     auto options = LeasesBench::options(8_MiB);
     options.host.slab_bytes = 1_MiB;
@@ -437,14 +436,14 @@ TEST_SUITE("buffer_leases") {
     CHECK(host(HostTier::file).used_bytes <= 16_MiB);
   }
 
-  TEST_CASE("BufferLeases: without a file nothing can be parked there") {
+  TEST_CASE("BufferLeases: parking in the file is refused without a file tier") {
     LeasesBench bench{8_MiB};
     auto* const a = bench.make(2_MiB, 1);
     CHECK_THROWS_AS(bench.leases.park(HostTier::file), ContractViolation);
     CHECK(bench.leases.view(a).is_resident);
   }
 
-  TEST_CASE("BufferLeases: waking brings back no more than fits") {
+  TEST_CASE("BufferLeases: wake brings back no more than fits") {
     LeasesBench bench{4_MiB};
     for (unsigned char i = 0; i < 4; ++i) {
       REQUIRE(bench.make(2_MiB, i) != nullptr);

@@ -16,7 +16,7 @@ using namespace spillway::framework;
 using spillway::test::LeasesBench;
 
 TEST_SUITE("codec_choice") {
-  TEST_CASE("CodecChoice: a name stands for a codec, and one that loses bits for named tensors") {
+  TEST_CASE("CodecChoice: a name selects a codec; a lossy one can be chosen only by tensor") {
     CHECK(codec_named({}, false) == CodecChoice::none);
     CHECK(codec_named("lossless", false) == CodecChoice::lossless);
     CHECK(codec_named("lossless", true) == CodecChoice::lossless);
@@ -28,7 +28,7 @@ TEST_SUITE("codec_choice") {
     }
   }
 
-  TEST_CASE("BufferLeases: a default codec is one of buffers that are made afterwards") {
+  TEST_CASE("BufferLeases: the default codec applies to buffers made afterwards") {
     LeasesBench bench{512_KiB};
     auto const encoded = [&] { return bench.memory.host_stats().encoded_raw_bytes; };
     auto* const before = bench.make(128_KiB, 1);
@@ -43,7 +43,7 @@ TEST_SUITE("codec_choice") {
     CHECK(bench.read({before, after, last}) == std::vector<unsigned char>{1, 2, 3});
   }
 
-  TEST_CASE("BufferLeases: a buffer has the codec that was chosen for it") {
+  TEST_CASE("BufferLeases: a buffer uses the codec chosen for it") {
     LeasesBench bench{512_KiB};
     auto* const plain = bench.make(128_KiB, 0);
     auto* const sparse = bench.make(128_KiB, 0);

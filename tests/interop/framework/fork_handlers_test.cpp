@@ -26,14 +26,14 @@ struct Site {
   static LeasesBench::Frame const* frame_of_thread() { return nullptr; }
 };
 
-/// What an interpreter's own handlers may do, which run immediately before and after `fork`.
+/// Stands for an interpreter's own handlers, which run immediately before and after `fork`.
 void collect_garbage() {
   if (installed) {
     (void)installed->leases.free(installed->make(4_KiB, 9));
   }
 }
 
-/// @returns how a child ended that returned the result of `work`; -1 if there was none
+/// @returns the status of a child that ran `work` and returned its result; -1 if there was no child
 template <class Work>
 int status_of_child(Work work) {
   collect_garbage();
@@ -56,7 +56,7 @@ int status_of_child(Work work) {
 }  // namespace
 
 TEST_SUITE("fork_handlers") {
-  TEST_CASE("ForkHandlers: a child reads what was away, whatever the parent's threads did") {
+  TEST_CASE("ForkHandlers: a child can read buffers that were away, whatever other threads did") {
     framework::ForkHandlers<Site>::install();
     CHECK(status_of_child([] { return true; }) == 0);  // there are no leases yet
 

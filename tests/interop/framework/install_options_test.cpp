@@ -32,7 +32,7 @@ static_assert(SharedMemoryApi<SharedSim> && !SharedMemoryApi<SimApi>);
 }  // namespace
 
 TEST_SUITE("install_options") {
-  TEST_CASE("InstallOptions: without a file tier, host memory is as much as was said") {
+  TEST_CASE("InstallOptions: without a file tier, host memory has the given size") {
     InstallOptions const said{.limit = 3_MiB, .host_limit = 5_MiB, .file_bytes = 9_MiB};
 
     auto const options = said.for_allocator<SmallAllocator>(2_MiB);
@@ -44,7 +44,7 @@ TEST_SUITE("install_options") {
     CHECK(InstallOptions{}.for_allocator<SmallAllocator>(2_MiB).host.pinned_bytes == 0);
   }
 
-  TEST_CASE("InstallOptions: with a file tier, host memory is half of the machine's if not said") {
+  TEST_CASE("InstallOptions: with a file tier, the default is half of the machine's memory") {
     std::size_t const machine_bytes = HostApi{}.memory_info().total_bytes;
     SimApi const device;
     InstallOptions wanted{.file_tier = "/folder", .file_bytes = 9_MiB};
@@ -59,7 +59,7 @@ TEST_SUITE("install_options") {
     CHECK(said.host.file_bytes == 9_MiB);
   }
 
-  TEST_CASE("InstallOptions: a device that has the host's memory swaps to the file alone") {
+  TEST_CASE("InstallOptions: a device that shares the host's memory swaps to the file only") {
     TemporaryFolder const folder;
     SharedSim device;
     auto const make = [&](InstallOptions const& wanted) {
@@ -81,7 +81,7 @@ TEST_SUITE("install_options") {
     CHECK(options.paging.lease_wait == std::chrono::milliseconds{0});
   }
 
-  TEST_CASE("InstallOptions: memory is taken from the device when it is needed") {
+  TEST_CASE("InstallOptions: device memory is reserved when it is needed") {
     CHECK(InstallOptions{}.for_allocator<SmallAllocator>(2_MiB).initial_bytes == 0);
     CHECK(InstallOptions{}.for_allocator<SmallAllocator>(2_MiB).growth_bytes == 2_MiB);
     CHECK(InstallOptions{}.for_allocator<SmallAllocator>(1_GiB).growth_bytes == 16_MiB);
@@ -89,7 +89,7 @@ TEST_SUITE("install_options") {
     CHECK(InstallOptions{}.for_allocator<SmallAllocator>(0).growth_bytes == 32_MiB);
   }
 
-  TEST_CASE("InstallOptions: the rest is as the allocator has it") {
+  TEST_CASE("InstallOptions: all other options are the allocator's defaults") {
     auto const options = InstallOptions{}.for_allocator<SmallAllocator>(2_MiB);
     SmallAllocator::Options const usual;
 

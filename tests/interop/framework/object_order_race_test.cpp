@@ -16,7 +16,7 @@ using spillway::framework::ObjectUse;
 using Right = ObjectOrder::Right;
 
 TEST_SUITE("object_order") {
-  TEST_CASE("ObjectOrder: what reads, and what has other objects, runs side by side") {
+  TEST_CASE("ObjectOrder: uses that only read, or have different objects, run in parallel") {
     ObjectOrder order;
     std::array<int, 3> const objects{};
     Right const reads{order, {{&objects[0], false}, {&objects[1], false}}};
@@ -25,7 +25,7 @@ TEST_SUITE("object_order") {
     Right const has_none{order, {}};
   }
 
-  TEST_CASE("ObjectOrder: what changes an object runs alone, and all that wait get on") {
+  TEST_CASE("ObjectOrder: a change of an object runs alone, and no thread waits for ever") {
     ObjectOrder order;
     std::array<int, 2> counts{};
     constexpr int rounds = 2000;
@@ -54,7 +54,7 @@ TEST_SUITE("object_order") {
     CHECK(seen == rounds);
   }
 
-  TEST_CASE("ObjectOrder: a child has none of the rights of threads that it does not have") {
+  TEST_CASE("ObjectOrder: a forked child has no rights of other threads") {
     ObjectOrder order;
     int const object = 0;
     std::atomic<bool> is_held{false};

@@ -12,7 +12,7 @@ using namespace spillway;
 using spillway::test::LeasesBench;
 
 TEST_SUITE("operand_leases_race") {
-  TEST_CASE("OperandLeases: two threads may begin steps at once, while others reclaim") {
+  TEST_CASE("OperandLeases: two threads may begin steps while others reclaim") {
     LeasesBench bench{256_KiB};
     std::array<unsigned char*, 3> const buffers{
         bench.make(96_KiB, 1), bench.make(96_KiB, 2), bench.make(96_KiB, 3)};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// OperandLeases on a framework of the smallest kind whose storages lose their address when they are
-// swapped out.
+// OperandLeases on a minimal framework, whose storages have no address while they are swapped out.
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/framework/operand_leases.hpp>
 #include <spillway/sim.hpp>
@@ -164,17 +163,17 @@ class ObjectLeases : public framework::OperandLeases<ObjectTraits> {
 
 /// Room for four objects of 1 MiB.
 struct Program {
-  std::chrono::milliseconds patience = std::chrono::hours{1};  // who waits so long hangs
+  std::chrono::milliseconds patience = std::chrono::hours{1};  // longer waits are deadlocks
   std::size_t host_bytes = 64_MiB;
   SimApi device{SimOptions{.capacity_bytes = 16_MiB}};
   Memory memory{device, options(host_bytes)};
   SimStream stream = device.create_stream();
   ObjectLeases leases{memory, stream, patience};
 
-  /// Each of several threads has one of the objects in use, and wants so many bytes more when all
-  /// do.
+  /// Each of several threads uses one of the objects, and when all do so, requests so many bytes
+  /// more.
   ///
-  /// @returns how many do not get them
+  /// @returns how many threads do not get them
   int want_together(Objects const& objects, ObjectFrame const& kind, std::size_t bytes) {
     std::atomic<std::size_t> inside{0};
     std::atomic<int> refused{0};
@@ -251,7 +250,7 @@ TEST_SUITE("operand_leases") {
     CHECK(program.memory.stats().leased.blocks.current == 0);
   }
 
-  TEST_CASE("OperandLeases: what the host has no room for stays, and everything else leaves") {
+  TEST_CASE("OperandLeases: a storage for which the host has no room stays, all others leave") {
     Program program{.host_bytes = 1_MiB};
     auto const large = program.leases.make(2_MiB);
     auto const small = program.leases.make(1_MiB);
@@ -266,7 +265,7 @@ TEST_SUITE("operand_leases") {
     program.leases.exit(frame);
   }
 
-  TEST_CASE("OperandLeases: a storage that is gone, and one whose address moved, are left alone") {
+  TEST_CASE("OperandLeases: storages that were freed or have a new address are left alone") {
     Program program;
     auto gone = program.leases.make(1_MiB);
     auto const moved = program.leases.make(1_MiB);
@@ -283,14 +282,15 @@ TEST_SUITE("operand_leases") {
     CHECK(usual->address == nullptr);
   }
 
-  TEST_CASE("OperandLeases: pressure ends with a step without evictions that has everything back") {
+  TEST_CASE(
+      "OperandLeases: pressure ends after a step without evictions, when everything is resident") {
     Program program;
     auto const a = program.leases.make(3_MiB);
     auto const b = program.leases.make(1_MiB);
     CHECK(program.leases.reclaim() == 4_MiB);
     program.leases.begin_step();
     program.leases.begin_step();
-    CHECK(program.leases.is_under_pressure());  // calm, but not resident
+    CHECK(program.leases.is_under_pressure());  // no evictions, but not everything is resident
 
     ObjectFrame frame;
     REQUIRE(program.leases.enter(frame, {a, b}));
@@ -301,18 +301,20 @@ TEST_SUITE("operand_leases") {
     CHECK(program.leases.counts().pressures == 1);
   }
 
-  TEST_CASE("OperandLeases: a thread waits for another one's frame, and gives up when all wait") {
+  TEST_CASE("OperandLeases: a thread waits for another thread's frame, and gives up if all threads "
+            "wait") {
     Program program;
     auto const a = program.leases.make(2_MiB);
     auto const b = program.leases.make(2_MiB);
 
     CHECK(program.want_together({a, b}, ObjectFrame{}, 1_MiB) == 1);
-    // What wakes the waiting thread need not be enough for it, so it may wait once more.
+    // The memory freed may not suffice for the woken thread, so it may wait once more.
     CHECK(program.leases.counts().waits >= 1);
     CHECK(program.leases.counts().active_frames == 0);
   }
 
-  TEST_CASE("OperandLeases: a thread gives up on code of the program that may wait for it") {
+  TEST_CASE(
+      "OperandLeases: a thread does not wait for ever for a frame that runs the program's code") {
     Program program{.patience = std::chrono::milliseconds{1}};
     auto const held = program.leases.make(3_MiB);
     ObjectFrame frame{.runs_program = true};
@@ -327,8 +329,8 @@ TEST_SUITE("operand_leases") {
     CHECK(program.leases.make(2_MiB) != nullptr);
   }
 
-  TEST_CASE(
-      "OperandLeases: a thread has no end of patience for an operation, beside what is held") {
+  TEST_CASE("OperandLeases: a thread waits for an operation for any time, even while other code "
+            "holds memory") {
     Program program{.patience = std::chrono::milliseconds{0}};
     auto const held = program.leases.make(1_MiB);
     auto const used = program.leases.make(2_MiB);
@@ -351,7 +353,7 @@ TEST_SUITE("operand_leases") {
     program.leases.exit(holding);
   }
 
-  TEST_CASE("OperandLeases: of threads that all hold something and need room, one gives up") {
+  TEST_CASE("OperandLeases: if all threads hold storages and need room, one of them gives up") {
     Program program;
     Objects objects;
     for (int i = 0; i < 3; ++i) {
@@ -365,7 +367,7 @@ TEST_SUITE("operand_leases") {
     CHECK(program.leases.counts().active_frames == 0);
   }
 
-  TEST_CASE("OperandLeases: switched off, an allocation that fails swaps nothing out") {
+  TEST_CASE("OperandLeases: while disabled, a failed allocation swaps nothing out") {
     Program program;
     auto const a = program.leases.make(3_MiB);
     program.leases.enable(false);
@@ -376,7 +378,7 @@ TEST_SUITE("operand_leases") {
     CHECK_FALSE(program.leases.is_under_pressure());
   }
 
-  TEST_CASE("OperandLeases: what begins pressure just when it is switched off changes nothing") {
+  TEST_CASE("OperandLeases: start_reclaim does nothing while disabled") {
     Program program;
     auto const a = program.leases.make(1_MiB);
     program.leases.enable(false);

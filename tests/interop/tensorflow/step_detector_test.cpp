@@ -6,7 +6,7 @@
 using spillway::tensorflow::StepDetector;
 
 TEST_SUITE("step_detector") {
-  TEST_CASE("StepDetector: each count of the only counter begins a step") {
+  TEST_CASE("StepDetector: with one counter, each count begins a step") {
     StepDetector steps;
     int counter = 0;
 
@@ -28,7 +28,8 @@ TEST_SUITE("step_detector") {
     }
   }
 
-  TEST_CASE("StepDetector: a counter that goes up twice while the first does not takes its place") {
+  TEST_CASE(
+      "StepDetector: a counter that advances twice while the first stands still replaces it") {
     StepDetector steps;
     int stopped = 0;
     int other = 0;

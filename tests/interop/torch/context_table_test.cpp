@@ -12,7 +12,8 @@ using namespace spillway;
 using namespace spillway::torch;
 
 TEST_SUITE("context_table") {
-  TEST_CASE("ContextTable: remembers the freed for as long as it is told, the oldest first to go") {
+  TEST_CASE("ContextTable: keeps the entries of a limited number of freed blocks, and drops the "
+            "oldest first") {
     ContextTable<std::string> table;
     table.set_limit(1);
     auto const block = [](std::uint32_t i) { return make_block_id(i, 1); };

@@ -16,7 +16,7 @@ namespace {
 using namespace spillway;
 using spillway::testing::SteppedSimApi;
 
-/// A device whose clock is moved by its kernels alone.
+/// A device whose clock is advanced only by its kernels.
 struct ClockedDevice : SteppedSimApi {
   std::size_t events = 0;
   std::size_t records_until_failure = 0;  // 0: none fails
@@ -96,7 +96,7 @@ struct TimerBench {
 }  // namespace
 
 TEST_SUITE("event_timer") {
-  TEST_CASE("EventTimer: a time is known with its key when the stream has passed both events") {
+  TEST_CASE("EventTimer: a time is returned with its key after the stream has passed both events") {
     TimerBench bench;
     CHECK(bench.measure(7, 30));
     CHECK(bench.measure(9, 50));
@@ -106,7 +106,7 @@ TEST_SUITE("event_timer") {
     CHECK(bench.collect().empty());
   }
 
-  TEST_CASE("EventTimer: what was enqueued before is not counted") {
+  TEST_CASE("EventTimer: work enqueued before begin is not counted") {
     TimerBench bench;
     bench.device.run_kernel(bench.stream, 1000);
     CHECK(bench.measure(1, 20));
@@ -115,7 +115,7 @@ TEST_SUITE("event_timer") {
     CHECK(bench.collect() == TimerBench::Noted{{1, 20}});
   }
 
-  TEST_CASE("EventTimer: a call collects a few, oldest first, and their events are used again") {
+  TEST_CASE("EventTimer: a call collects a few times, oldest first, and reuses their events") {
     TimerBench bench;
     for (std::uint64_t key = 1; key <= 6; ++key) {
       CHECK(bench.measure(key, 10 * key));
@@ -130,7 +130,7 @@ TEST_SUITE("event_timer") {
     CHECK(bench.collect() == TimerBench::Noted{{5, 50}, {6, 60}, {7, 70}});
   }
 
-  TEST_CASE("EventTimer: no more are under way than it may have, and then again") {
+  TEST_CASE("EventTimer: the number of pairs in flight is limited") {
     TimerBench bench;
     for (std::size_t i = 0; i < TimerBench::Timer::most_pairs; ++i) {
       REQUIRE(bench.measure(i, 1));
@@ -142,7 +142,7 @@ TEST_SUITE("event_timer") {
     CHECK(bench.measure(0, 1));
   }
 
-  TEST_CASE("EventTimer: a pair that is dropped measures nothing") {
+  TEST_CASE("EventTimer: a dropped pair measures nothing") {
     TimerBench bench;
     auto const pair = bench.timer.try_begin(bench.stream);
     REQUIRE(pair);
@@ -153,7 +153,7 @@ TEST_SUITE("event_timer") {
     CHECK(bench.collect() == TimerBench::Noted{{3, 5}});
   }
 
-  TEST_CASE("EventTimer: an event that cannot be recorded is an error, and its pair is kept") {
+  TEST_CASE("EventTimer: a failed record is an error, and its pair is reused") {
     TimerBench bench;
     bench.device.records_until_failure = 1;
     CHECK_THROWS_AS((void)bench.timer.try_begin(bench.stream), DeviceError);
@@ -172,7 +172,7 @@ TEST_SUITE("event_timer") {
     CHECK(bench.collect() == TimerBench::Noted{{4, 6}});
   }
 
-  TEST_CASE("EventTimer: what begins again is measured from there") {
+  TEST_CASE("EventTimer: restarting a pair measures from there") {
     TimerBench bench;
     auto const pair = bench.timer.try_begin(bench.stream);
     REQUIRE(pair);
@@ -185,7 +185,7 @@ TEST_SUITE("event_timer") {
     CHECK(bench.collect() == TimerBench::Noted{{8, 20}});
   }
 
-  TEST_CASE("EventTimer: all events go with it") {
+  TEST_CASE("EventTimer: its end destroys all events") {
     ClockedDevice device;
     auto const stream = device.create_stream();
     {

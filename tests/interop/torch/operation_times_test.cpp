@@ -8,7 +8,7 @@
 TEST_SUITE("operation_times") {
   using spillway::torch::OperationTimes;
 
-  TEST_CASE("OperationTimes: the least time of what has the same key is known") {
+  TEST_CASE("OperationTimes: returns the least time measured for each key") {
     OperationTimes times;
     CHECK(!times.find(7));
     CHECK(times.note(7, 30) == 30);
@@ -18,7 +18,7 @@ TEST_SUITE("operation_times") {
     CHECK(!times.find(8));
   }
 
-  TEST_CASE("OperationTimes: an operation whose times are known is measured now and then") {
+  TEST_CASE("OperationTimes: an operation with known times is still measured now and then") {
     OperationTimes times;
     int op = 0;
     int other = 0;

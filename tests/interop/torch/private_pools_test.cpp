@@ -57,9 +57,9 @@ TEST_SUITE("private_pools") {
       write(buffer, 1);
       return buffer;
     }
-    /// Throws if nothing orders it after other work on the same bytes.
+    /// Throws if the work is not ordered after other work on the same bytes.
     void fill(void* p, Stream on) { device.fill(p, 1, 4_MiB, on); }
-    /// Code that knows nothing of pools takes all memory, on the first stream.
+    /// Code outside of any pool takes all memory, on the first stream.
     void fill_a_block() {
       Buffer buffer{allocator, 4_MiB};
       auto const lease = buffer.acquire(Access::write, stream());
@@ -67,7 +67,7 @@ TEST_SUITE("private_pools") {
     }
   };
 
-  /// An order of streams that are numbers: notes who was made to wait for what.
+  /// A stream order in which streams are numbers. Notes which stream waited for which.
   struct Order {
     using stream_type = int;
 
@@ -96,7 +96,7 @@ TEST_SUITE("private_pools") {
 
   using Pools = PrivatePools<Order>;
 
-  /// Hands out addresses that are numbers, and counts what is out.
+  /// Allocates numbers as addresses, and counts those in use.
   struct Numbers {
     std::vector<std::pair<std::size_t, int>> taken;
     std::vector<void*> given_back;
@@ -135,7 +135,7 @@ TEST_SUITE("private_pools") {
 
   TEST_CASE_FIXTURE(
       RetainedPool,
-      "PrivatePools: memory that is freed serves the next of nearly its size on that stream") {
+      "PrivatePools: freed memory serves the next request of nearly its size on that stream") {
     void* const p = pools.allocate(a_pool, 1000, 1, 1);
     CHECK(pools.free(p));
 
@@ -145,10 +145,9 @@ TEST_SUITE("private_pools") {
     CHECK(numbers.given_back.empty());
   }
 
-  TEST_CASE_FIXTURE(
-      RetainedPool,
-      "PrivatePools: idle memory goes back when nobody uses the pool, live memory when it is "
-      "freed") {
+  TEST_CASE_FIXTURE(RetainedPool,
+                    "PrivatePools: idle memory is released when nobody uses the pool, live memory "
+                    "when it is freed") {
     pools.retain(a_pool);
     void* const idle = pools.allocate(a_pool, 1000, 1, 1);
     void* const live = pools.allocate(a_pool, 2000, 1, 1);
@@ -167,7 +166,7 @@ TEST_SUITE("private_pools") {
 
   TEST_CASE_FIXTURE(
       RetainedPool,
-      "PrivatePools: what another stream used is used again after that stream's work") {
+      "PrivatePools: memory that another stream used is reused after that stream's work") {
     void* const p = pools.allocate(a_pool, 1000, 1, 1);
     CHECK(pools.record_stream(p, 2));
     CHECK(pools.record_stream(p, 2));
@@ -177,14 +176,15 @@ TEST_SUITE("private_pools") {
 
     CHECK(pools.allocate(a_pool, 1000, 1, 1) == p);
 
-    // What was enqueued when the memory was freed, and not only when it was recorded.
+    // All work enqueued until the memory was freed, not only until `record_stream`.
     CHECK(order.waits == std::vector{std::pair{1, Fence{Ticket{StreamIndex{2}, before + 1}}}});
     (void)pools.free(p);
     CHECK(pools.allocate(a_pool, 1000, 1, 1) == p);
     CHECK(order.waits.size() == 1);
   }
 
-  TEST_CASE_FIXTURE(RetainedPool, "PrivatePools: a capture gets nothing that another stream used") {
+  TEST_CASE_FIXTURE(RetainedPool,
+                    "PrivatePools: a capture gets no memory that another stream used") {
     void* const visited = pools.allocate(a_pool, 1000, 1, 9);  // 1 is captured, 9 is not
     void* const idle = pools.allocate(a_pool, 2000, 1, 9);
     CHECK(pools.record_stream(visited, 2));
@@ -196,9 +196,9 @@ TEST_SUITE("private_pools") {
     CHECK(order.waits.empty());
   }
 
-  TEST_CASE_FIXTURE(
-      RetainedPool,
-      "PrivatePools: memory goes back after the streams that used it, a graph's after all") {
+  TEST_CASE_FIXTURE(RetainedPool,
+                    "PrivatePools: memory is released after the streams that used it, a graph's "
+                    "memory after all") {
     void* const visited = pools.allocate(a_pool, 1000, 1, 1);
     void* const captured = pools.allocate(a_pool, 2000, 2, 9);
     void* const live = pools.allocate(a_pool, 3000, 2, 9);
@@ -219,8 +219,9 @@ TEST_SUITE("private_pools") {
     CHECK(numbers.given_back.back() == live);
   }
 
-  TEST_CASE_FIXTURE(RetainedPool,
-                    "PrivatePools: what cannot be ordered during a capture goes back after it") {
+  TEST_CASE_FIXTURE(
+      RetainedPool,
+      "PrivatePools: memory that cannot be ordered during a capture is released after it") {
     pools.retain(another);
     void* const p = pools.allocate(a_pool, 1000, 1, 1);
     void* const q = pools.allocate(another, 1000, 1, 1);
@@ -241,7 +242,7 @@ TEST_SUITE("private_pools") {
     CHECK(pools.returns().waiting_count() == 0);
   }
 
-  TEST_CASE_FIXTURE(RetainedPool, "PrivatePools: an order that fails leaves the memory idle") {
+  TEST_CASE_FIXTURE(RetainedPool, "PrivatePools: if ordering fails, the memory stays idle") {
     void* const p = pools.allocate(a_pool, 1000, 1, 1);
     CHECK(pools.record_stream(p, 2));
     (void)pools.free(p);
@@ -254,7 +255,8 @@ TEST_SUITE("private_pools") {
     CHECK(order.waits.size() == 1);
   }
 
-  TEST_CASE_FIXTURE(RetainedPool, "PrivatePools: its own stream is no other stream") {
+  TEST_CASE_FIXTURE(RetainedPool,
+                    "PrivatePools: a use on the pool's own stream needs no ordering") {
     void* const p = pools.allocate(a_pool, 1000, 1, 1);
     (void)pools.record_stream(p, 1);
     (void)pools.free(p);
@@ -278,7 +280,7 @@ TEST_SUITE("private_pools") {
     CHECK_THROWS_AS(pools.end(another), ContractViolation);
   }
 
-  TEST_CASE("PrivatePools: a pool may bring a source of its own") {
+  TEST_CASE("PrivatePools: a pool may have its own source") {
     Numbers usual;
     Numbers own;
     Order order;
@@ -295,7 +297,7 @@ TEST_SUITE("private_pools") {
 
   TEST_CASE_FIXTURE(
       NumberedPools,
-      "PrivatePools: only pools that lend give their idle memory away when it is needed") {
+      "PrivatePools: only pools that lend give away their idle memory when memory is needed") {
     for (PoolId const& id : {a_pool, another}) {
       pools.retain(id);
       (void)pools.free(pools.allocate(id, 1000, 1, 1));
@@ -307,7 +309,7 @@ TEST_SUITE("private_pools") {
     CHECK(pools.reserved_bytes(another) == 0);
   }
 
-  TEST_CASE_FIXTURE(RetainedPool, "PrivatePools: what a graph writes to is not lent") {
+  TEST_CASE_FIXTURE(RetainedPool, "PrivatePools: memory that a graph writes to is not lent") {
     pools.set_lends(a_pool, true);
     (void)pools.free(pools.allocate(a_pool, 1000, 1, 9));
 
@@ -315,7 +317,8 @@ TEST_SUITE("private_pools") {
     CHECK(numbers.given_back.empty());
   }
 
-  TEST_CASE_FIXTURE(RetainedPool, "PrivatePools: a source that has nothing leaves nothing behind") {
+  TEST_CASE_FIXTURE(RetainedPool,
+                    "PrivatePools: if the source has no memory, nothing is left behind") {
     numbers.is_empty = true;
 
     CHECK_THROWS_AS((void)pools.allocate(a_pool, 1000, 1, 1), std::bad_alloc);
@@ -324,7 +327,8 @@ TEST_SUITE("private_pools") {
     CHECK(pools.ids().empty());
   }
 
-  TEST_CASE_FIXTURE(RetainedPool, "PrivatePools: knows exactly what is live in which pool") {
+  TEST_CASE_FIXTURE(RetainedPool,
+                    "PrivatePools: knows exactly which memory is live in which pool") {
     pools.retain(another);
     void* const p = pools.allocate(a_pool, 1000, 1, 1);
     void* const q = pools.allocate(a_pool, 3000, 1, 1);
@@ -342,13 +346,13 @@ TEST_SUITE("private_pools") {
     CHECK_FALSE(pools.record_stream(q, 1));
   }
 
-  TEST_CASE("PrivatePools: serves from an allocator's leased memory, which stays in its place") {
+  TEST_CASE("PrivatePools: serves from an allocator's leased memory, which keeps its place") {
     Program program;
     program.pools.retain(a_pool);
     void* const p = program.pools.allocate(a_pool, 1_MiB, program.stream(), program.stream());
 
     auto const one = program.written(2_MiB);
-    auto const two = program.written(2_MiB);  // makes the first leave, not the pool's
+    auto const two = program.written(2_MiB);  // evicts the first block, not the pool's
 
     CHECK(program.allocator.residency(one.id()) != Residency::device);
     CHECK(program.pools.has_exactly(a_pool, {p}));
@@ -358,8 +362,10 @@ TEST_SUITE("private_pools") {
     CHECK(program.leased.size() == 0);
   }
 
-  // In the following three all memory is the pool's, so what comes next gets the pool's place.
-  TEST_CASE("PrivatePools: other code gets a pool's memory after the streams that used it") {
+  // In the next three tests the pool has all memory, so the next allocation reuses the pool's
+  // addresses.
+  TEST_CASE(
+      "PrivatePools: other code gets a pool's memory after the work of all streams that used it") {
     Program program;
     program.pools.retain(a_pool);
     void* const p = program.pools.allocate(a_pool, 4_MiB, program.stream(), program.stream());
@@ -371,7 +377,8 @@ TEST_SUITE("private_pools") {
     CHECK_NOTHROW(program.fill_a_block());
   }
 
-  TEST_CASE("PrivatePools: a pool's stream gets its memory again after the others that used it") {
+  TEST_CASE(
+      "PrivatePools: a pool's stream gets its memory again after the work of the other streams") {
     Program program;
     program.pools.retain(a_pool);
     void* const p = program.pools.allocate(a_pool, 4_MiB, program.stream(), program.stream());
@@ -387,7 +394,7 @@ TEST_SUITE("private_pools") {
     program.pools.release(a_pool);
   }
 
-  TEST_CASE("PrivatePools: a graph's memory goes back after its launches, whatever their streams") {
+  TEST_CASE("PrivatePools: a graph's memory is released after its launches, on any stream") {
     Program program;
     program.pools.retain(a_pool);
     // As in a capture on the first stream: the memory is allocated on another one.

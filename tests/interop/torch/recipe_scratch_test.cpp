@@ -28,7 +28,7 @@ struct ScratchBench {
 }  // namespace
 
 TEST_SUITE("recipe_scratch") {
-  TEST_CASE("RecipeScratch: memory stays where it is until it is freed, once") {
+  TEST_CASE("RecipeScratch: memory keeps its place until it is freed, once") {
     ScratchBench bench;
     void* const p = bench.scratch.allocate(bench.memory, 1_MiB, bench.stream);
     void* const q = bench.scratch.allocate(bench.memory, 1_MiB, bench.stream);
@@ -41,7 +41,7 @@ TEST_SUITE("recipe_scratch") {
     CHECK(bench.scratch.free(bench.memory, q));
   }
 
-  TEST_CASE("RecipeScratch: no bytes are no memory, and unknown memory is not freed") {
+  TEST_CASE("RecipeScratch: 0 bytes give null, and unknown memory is not freed") {
     ScratchBench bench;
     int other = 0;
     CHECK(bench.scratch.allocate(bench.memory, 0, bench.stream) == nullptr);
@@ -49,7 +49,7 @@ TEST_SUITE("recipe_scratch") {
     CHECK_FALSE(bench.scratch.free(bench.memory, nullptr));
   }
 
-  TEST_CASE("RecipeScratch: where there is no room nothing is left over") {
+  TEST_CASE("RecipeScratch: a failed allocation leaves nothing behind") {
     ScratchBench bench;
     void* const p = bench.scratch.allocate(bench.memory, 3_MiB, bench.stream);
     CHECK_THROWS_AS((void)bench.scratch.allocate(bench.memory, 2_MiB, bench.stream),

@@ -26,7 +26,7 @@ static_assert(!CapturingSite<PlainSite> && !JoiningSite<PlainSite>);
 }  // namespace
 
 TEST_SUITE("site") {
-  TEST_CASE("CapturingSite: a capture needs all three") {
+  TEST_CASE("CapturingSite: the concept requires all three members") {
     CHECK_NEEDS(CapturingSite, FullSite, is_capturing);
     CHECK_NEEDS(CapturingSite, FullSite, uncaptured_stream);
     CHECK_NEEDS(CapturingSite, FullSite, give_back_after_launches);

@@ -47,7 +47,7 @@ TEST_SUITE("tensor_stats") {
 
   }  // namespace
 
-  TEST_CASE("TensorStat: tells what is, was at most, came and went") {
+  TEST_CASE("TensorStat: tracks current, peak, allocated and freed amounts") {
     TensorStat stat;
     stat.add(5);
     stat.add(3);
@@ -59,7 +59,7 @@ TEST_SUITE("tensor_stats") {
     CHECK(stat == TensorStat{.current = 2, .peak = 2, .allocated = 0, .freed = 0});
   }
 
-  TEST_CASE("TensorStat: what is set counts the difference") {
+  TEST_CASE("TensorStat: set() counts the difference") {
     TensorStat stat;
     stat.set(7);
     stat.set(4);
@@ -67,7 +67,7 @@ TEST_SUITE("tensor_stats") {
     CHECK(stat == TensorStat{.current = 4, .peak = 7, .allocated = 7, .freed = 3});
   }
 
-  TEST_CASE("TensorStatArray: 1 MiB is the largest that counts as small") {
+  TEST_CASE("TensorStatArray: 1 MiB is the largest size that counts as small") {
     TensorStatArray array;
     array.add(1_MiB, 1);
     array.add(1_MiB + 256, 10);
@@ -77,7 +77,7 @@ TEST_SUITE("tensor_stats") {
     CHECK(array.large().current == 10);
   }
 
-  TEST_CASE("TensorObserver: what leaves is active no longer, and reserved still") {
+  TEST_CASE("TensorObserver: an evicted tensor is no longer active, but still reserved") {
     Program program;
     Buffer const one = program.written(2_MiB);
     Buffer const two = program.written(2_MiB);
@@ -118,7 +118,7 @@ TEST_SUITE("tensor_stats") {
     CHECK(now.reserved_bytes.all().current == static_cast<std::int64_t>(truth.reserved_bytes));
   }
 
-  TEST_CASE("TensorObserver: requested bytes are before rounding, allocated ones after") {
+  TEST_CASE("TensorObserver: requested bytes are before rounding, allocated bytes after") {
     TensorObserver watch;
     watch.on_requested(1000);
     watch.on_requested(2_MiB + 1);
@@ -135,8 +135,8 @@ TEST_SUITE("tensor_stats") {
     CHECK(now.allocation.all().allocated == 2);
   }
 
-  TEST_CASE(
-      "TensorObserver: an allocation that fails is a retry, and an error only when it is refused") {
+  TEST_CASE("TensorObserver: a failed allocation counts as a retry, and as out of memory only when "
+            "reported") {
     Program program;
     Buffer const one = program.written(3_MiB);
     auto const lease = program.memory.acquire(one.id(), Access::read, program.stream);
@@ -150,7 +150,7 @@ TEST_SUITE("tensor_stats") {
     CHECK(program.stats().num_ooms == 1);
   }
 
-  TEST_CASE("TensorObserver: remembers the newest records while it is asked to, for snapshots") {
+  TEST_CASE("TensorObserver: keeps the newest records for snapshots while that is enabled") {
     Program program;
     Buffer const before = program.written(1_MiB);
     CHECK(program.memory.observer().history().empty());
@@ -170,7 +170,7 @@ TEST_SUITE("tensor_stats") {
     CHECK(program.memory.observer().history().empty());
   }
 
-  TEST_CASE("TensorObserver: a listener hears each record") {
+  TEST_CASE("TensorObserver: a listener is told of each record") {
     Program program;
     std::vector<RecordKind> heard;
     program.memory.observer().listen([&](Record const& record) { heard.push_back(record.kind); });

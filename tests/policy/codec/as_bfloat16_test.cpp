@@ -16,8 +16,8 @@ namespace {
 
 using spillway::AsBfloat16;
 
-/// What float32 numbers become. They are encoded one by one and as many together as a vector
-/// register and more have, which must not differ.
+/// The encoded float32 numbers. They are encoded one by one and also in groups longer than a vector
+/// register, which must give the same result.
 [[nodiscard]] std::uint32_t through(std::uint32_t bits) {
   AsBfloat16 const codec;
   std::vector<std::uint32_t> const many(20, bits);
@@ -38,7 +38,7 @@ using spillway::AsBfloat16;
 }  // namespace
 
 TEST_SUITE("as_bfloat16") {
-  TEST_CASE("AsBfloat16: takes half the bytes, and keeps those behind the last element") {
+  TEST_CASE("AsBfloat16: takes half the bytes, and keeps bytes after the last element") {
     CHECK(AsBfloat16::worst_bytes(0) == 0);
     CHECK(AsBfloat16::worst_bytes(4096) == 2048);
     CHECK(AsBfloat16::worst_bytes(4099) == 2051);
@@ -54,13 +54,13 @@ TEST_SUITE("as_bfloat16") {
     CHECK(through(0x0000'8001U) == 0x0001'0000U);  // denormal numbers, too
   }
 
-  TEST_CASE("AsBfloat16: keeps signs of zeros, infinities and NaNs") {
+  TEST_CASE("AsBfloat16: keeps zeros with their signs, infinities and NaNs") {
     float const infinity = std::numeric_limits<float>::infinity();
     CHECK(through(0U) == 0U);
     CHECK(through(0x8000'0000U) == 0x8000'0000U);
     CHECK(through(infinity) == infinity);
     CHECK(through(-infinity) == -infinity);
-    CHECK(through(std::numeric_limits<float>::max()) == infinity);  // nothing finite is as near
+    CHECK(through(std::numeric_limits<float>::max()) == infinity);  // infinity is the nearest value
     std::array const nans{0x7F80'0001U, 0x7FBF'FFFFU, 0x7FC0'0000U, 0x7FFF'FFFFU, 0xFF80'0001U};
     for (std::uint32_t const nan : nans) {
       CAPTURE(nan);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiled where zstd or LZ4 is found, for those that are.
+// Tests the codecs of those of zstd and LZ4 that were found.
 #include <spillway/policy/codec/byte_planes.hpp>
 #include <spillway/testing/policy_contracts.hpp>
 
@@ -58,8 +58,9 @@ void check_size_and_lengths() {
   }
 }
 
-/// Damaged bytes are refused, or decoded to as many bytes as there are to be, and nothing is read
-/// or written outside. What the sanitizers do not see in the libraries, the bytes around `to` show.
+/// Checks that damaged bytes are refused, or decoded to the right number of bytes, and that nothing
+/// is read or written outside. The bytes around `to` show writes inside the libraries, which
+/// sanitizers do not see.
 template <class Compressor>
 void check_damaged() {
   BytePlanes<Compressor> codec;
@@ -85,7 +86,7 @@ void check_damaged() {
         bad[random() % 24] = static_cast<std::byte>(random());
         break;
       }
-      default:  // the front alone
+      default:  // only the first bytes
         bad.resize(random() % bad.size());
       }
       bad.shrink_to_fit();
@@ -106,25 +107,25 @@ TEST_SUITE("byte_planes") {
 #if defined(SPILLWAY_WITH_ZSTD)
   TEST_CASE_TEMPLATE_INVOKE(codec_contract, BytePlanes<Zstd>);
 
-  TEST_CASE("BytePlanes: zstd knows what lengths planes can have") {
+  TEST_CASE("BytePlanes: zstd: impossible lengths of planes are refused") {
     check_size_and_lengths<Zstd>();
   }
-  TEST_CASE("BytePlanes: zstd makes exponents smaller, in both widths") {
+  TEST_CASE("BytePlanes: zstd: planes of exponents become smaller, in both widths") {
     BytePlanes<Zstd> codec;
     CHECK(testing::encode_checked(codec, weights(200'000, false)).size() < 180'000);
     CHECK(testing::encode_checked(codec, weights(200'000, true)).size() < 150'000);
   }
-  TEST_CASE("BytePlanes: damaged bytes of zstd are refused, or make other bytes") {
+  TEST_CASE("BytePlanes: zstd: damaged bytes are refused or decoded to other bytes") {
     check_damaged<Zstd>();
   }
 #endif
 #if defined(SPILLWAY_WITH_LZ4)
   TEST_CASE_TEMPLATE_INVOKE(codec_contract, BytePlanes<Lz4>);
 
-  TEST_CASE("BytePlanes: LZ4 knows what lengths planes can have") {
+  TEST_CASE("BytePlanes: LZ4: impossible lengths of planes are refused") {
     check_size_and_lengths<Lz4>();
   }
-  TEST_CASE("BytePlanes: damaged bytes of LZ4 are refused, or make other bytes") {
+  TEST_CASE("BytePlanes: LZ4: damaged bytes are refused or decoded to other bytes") {
     check_damaged<Lz4>();
   }
 #endif

@@ -34,7 +34,7 @@ TEST_SUITE("plane_kernels") {
     return made;
   }
 
-  /// Says of all that it unpacks that it could not, or that it is shorter than it is.
+  /// A decompressor that reports for all planes that it failed, or a length that is too short.
   struct FaultyRunLengths : spillway::test::RunLengths {
     static inline bool refuses = true;
 
@@ -65,7 +65,7 @@ TEST_SUITE("plane_kernels") {
 
   }  // namespace
 
-  TEST_CASE("plane kernels: a plane that becomes shorter is packed, others are kept") {
+  TEST_CASE("plane kernels: a plane that becomes smaller is packed, others are copied") {
     // 16 planes of 16 KiB, of which each fourth becomes pairs for 255 bytes each.
     auto const from = floats(65'536);
     Rig rig{from.size()};
@@ -75,7 +75,7 @@ TEST_SUITE("plane_kernels") {
     CHECK(rig.decode(from.size()) == from);
   }
 
-  TEST_CASE("plane kernels: random bytes take no more than they are, with their entries") {
+  TEST_CASE("plane kernels: random bytes take only their own size and the entries") {
     for (std::size_t const bytes : {65'536UL, 65'537UL, 100'000UL}) {
       CAPTURE(bytes);
       Rig rig{bytes};
@@ -85,7 +85,7 @@ TEST_SUITE("plane_kernels") {
     }
   }
 
-  TEST_CASE("plane kernels: a compressor gets only what it has made") {
+  TEST_CASE("plane kernels: a decompressor gets only bytes that its compressor made") {
     auto const from = floats(65'536);
     Rig rig{from.size()};
     rig.encode(from);
@@ -94,20 +94,20 @@ TEST_SUITE("plane_kernels") {
     REQUIRE(entry->stored_bytes < 16'384);
     std::vector<std::byte> const sound(memory, memory + rig.stored_bytes());
 
-    SUBCASE("one byte is another") {
+    SUBCASE("one byte changed") {
       memory[entry->at] ^= std::byte{1};
     }
-    SUBCASE("two pieces have changed places") {
+    SUBCASE("two pieces exchanged") {
       std::byte* const last = memory + entry->at + entry->stored_bytes - 4;
       std::swap_ranges(memory + entry->at, memory + entry->at + 4, last);
     }
-    SUBCASE("it is shorter, with the same units") {
+    SUBCASE("a shorter piece of as many units") {
       entry->stored_bytes -= 2;
     }
-    SUBCASE("it is another plane") {
+    SUBCASE("another plane's entry") {
       entry->at = entry[1].at;
     }
-    SUBCASE("the checksum is another") {
+    SUBCASE("another checksum") {
       entry->checksum ^= 1;
     }
 
@@ -117,7 +117,8 @@ TEST_SUITE("plane_kernels") {
     CHECK(rig.decode(from.size()) == from);
   }
 
-  TEST_CASE("plane kernels: planes that a compressor refuses, or leaves too short, are found") {
+  TEST_CASE(
+      "plane kernels: planes that the decompressor refuses or leaves too short are detected") {
     auto const from = floats(65'536);
     for (bool const refuses : {true, false}) {
       CAPTURE(refuses);

@@ -26,7 +26,7 @@ TEST_SUITE("stripe_kernels") {
 
   }  // namespace
 
-  TEST_CASE("stripe kernels: a slot is as long as its header, its entries and its stripes") {
+  TEST_CASE("stripe kernels: a slot consists of its header, its entries and its stripes") {
     StreamCodecRig<ZeroBitmapOnStream, SimApi> rig{100'000};
     std::vector<std::byte> bytes(100'000);
     rig.encode(bytes);
@@ -40,13 +40,13 @@ TEST_SUITE("stripe_kernels") {
     CHECK(rig.stored_bytes() == 32 + 16 * stripes + map_bytes + 16);
   }
 
-  TEST_CASE("stripe kernels: a stripe that packing makes no shorter is kept as it is") {
+  TEST_CASE("stripe kernels: a stripe that packing does not make smaller is copied") {
     StreamCodecRig<ZeroBitmapOnStream, SimApi> rig{100'000};
     rig.encode(spillway::testing::codec_input(100'000, 0, 1));
     CHECK(rig.stored_bytes() == detail::most_striped_bytes(100'000));
   }
 
-  TEST_CASE("stripe kernels: float32 are rounded as AsBfloat16 rounds them") {
+  TEST_CASE("stripe kernels: float32 are rounded as by AsBfloat16") {
     for (std::size_t const bytes : {40'000UL, 40'001UL, 40'004UL, 40'007UL}) {
       CAPTURE(bytes);
       auto const from = spillway::testing::codec_input(bytes, 0.1, 5);

@@ -32,7 +32,7 @@ TEST_SUITE("zero_bitmap") {
     CHECK(encoded(elements).size() == 2048 + 32768 + 4);
   }
 
-  TEST_CASE("ZeroBitmap: a bitmap with other elements than there are is refused") {
+  TEST_CASE("ZeroBitmap: a bitmap whose count of elements does not match is refused") {
     std::vector<std::uint32_t> elements(100);
     elements[7] = elements[99] = 5;
     std::vector<std::uint32_t> to(100);

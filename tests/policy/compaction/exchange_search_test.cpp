@@ -25,7 +25,7 @@ using spillway::testing::random_layout;
 }  // namespace
 
 TEST_SUITE("exchange_search") {
-  TEST_CASE("ExchangeSearch: its plans can be made, and each moves less than the one before") {
+  TEST_CASE("ExchangeSearch: its plans are valid, and each moves less than the one before") {
     constexpr std::uint64_t seed = 21;
     MESSAGE("seed ", seed);
     std::mt19937_64 random{seed};
@@ -54,7 +54,7 @@ TEST_SUITE("exchange_search") {
     CHECK(by_exchange->first == 10);
   }
 
-  TEST_CASE("ExchangeSearch: tries nothing without a look") {
+  TEST_CASE("ExchangeSearch: with a budget of no looks it tries nothing") {
     OwnedLayout const layout{{{1, 1, false}, {2, 4, false}, {6, 4, false}, {10, 2, false}}, 15};
     CHECK_FALSE(best_plan<ExchangeSearch>(layout, 4, {.looks = 0}));
   }

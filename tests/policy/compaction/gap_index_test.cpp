@@ -27,7 +27,7 @@ std::vector<LayoutBlock> every_other(std::uint32_t count) {
   return blocks;
 }
 
-// What is left of each gap, looked through one by one.
+// The oracle: the rest of each gap, searched one by one.
 std::uint32_t smallest_that_holds(std::vector<std::uint32_t> const& left, std::uint32_t count) {
   std::uint32_t smallest = 0;
   for (std::uint32_t const granules : left) {
@@ -41,8 +41,7 @@ std::uint32_t smallest_that_holds(std::vector<std::uint32_t> const& left, std::u
 }  // namespace
 
 TEST_SUITE("gap_index") {
-  TEST_CASE("GapIndex: fills the smallest gap that still holds what is asked for, after undo and "
-            "redo too") {
+  TEST_CASE("GapIndex: fills the smallest gap that is large enough, also after undo and redo") {
     std::uint64_t const seed = 5;
     CAPTURE(seed);
     std::mt19937_64 random{seed};
@@ -120,7 +119,7 @@ TEST_SUITE("gap_index") {
     CHECK_FALSE(index.fill(line, 4, [](std::size_t) { return false; }).has_value());
   }
 
-  TEST_CASE("GapIndex: what is filled is not looked at again, and no more than is allowed") {
+  TEST_CASE("GapIndex: filled gaps are not looked at again, and the number of looks is limited") {
     constexpr std::uint32_t count = 1000;
     std::vector<LayoutBlock> const blocks = every_other(count);
     LayoutLine const line{Layout{blocks, 2 * count * 8}};
@@ -143,7 +142,7 @@ TEST_SUITE("gap_index") {
     CHECK(index.fill(line, 8, last, index.looks() + count) == line.gap_first(count - 1));
   }
 
-  TEST_CASE("GapIndex: a gap that is closed costs no look, until it is opened again") {
+  TEST_CASE("GapIndex: a closed gap costs no look until it is opened again") {
     constexpr std::uint32_t count = 100;
     std::vector<LayoutBlock> const blocks = every_other(count);
     LayoutLine const line{Layout{blocks, 2 * count * 8}};

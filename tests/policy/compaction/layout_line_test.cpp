@@ -17,7 +17,7 @@ using spillway::detail::LayoutLine;
 using spillway::testing::OwnedLayout;
 using spillway::testing::random_layout;
 
-/// The least granules of blocks between gaps that hold `count` together, by trying all spans.
+/// The fewest granules of blocks between gaps of `count` granules in all, by trying all spans.
 std::optional<std::uint64_t> slow_cost(LayoutLine const& line, std::uint64_t count) {
   std::optional<std::uint64_t> best;
   for (std::size_t from = 0; from <= line.size(); ++from) {
@@ -55,7 +55,7 @@ TEST_SUITE("layout_line") {
     CHECK(empty.gap(0) == 7);
   }
 
-  TEST_CASE("cheapest_slide: names the span that is cheapest of all, and no fixed block is in it") {
+  TEST_CASE("cheapest_slide: finds the cheapest span of all without a fixed block") {
     constexpr std::uint64_t seed = 51;
     MESSAGE("seed ", seed);
     std::mt19937_64 random{seed};

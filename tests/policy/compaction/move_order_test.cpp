@@ -49,7 +49,7 @@ std::vector<std::uint32_t> places_after(OwnedLayout const& layout,
 }  // namespace
 
 TEST_SUITE("move_order") {
-  TEST_CASE("MoveOrder: every block arrives, and every place is free when its block comes") {
+  TEST_CASE("MoveOrder: every block arrives, and its place is free before it moves") {
     constexpr std::uint64_t seed = 51;
     MESSAGE("seed ", seed);
     std::mt19937_64 random{seed};
@@ -58,7 +58,7 @@ TEST_SUITE("move_order") {
       CAPTURE(i);
       OwnedLayout const layout =
           spillway::testing::random_layout(random, 1 + random() % 12, 8, 6, 0);
-      // Any blocks in any order from the low end on: that is where they shall be.
+      // The wanted places: the blocks in any order from the low end on.
       std::vector<std::uint32_t> blocks(layout.blocks.size());
       for (std::uint32_t block = 0; block < blocks.size(); ++block) {
         blocks[block] = block;
@@ -83,7 +83,7 @@ TEST_SUITE("move_order") {
     CHECK(ordered > 300);
   }
 
-  TEST_CASE("MoveOrder: of two blocks that want each other's places the smaller one steps aside") {
+  TEST_CASE("MoveOrder: if two blocks need each other's places, the smaller one is moved aside") {
     OwnedLayout const layout{{{0, 4, false}, {4, 3, false}}, 10};
     auto const plan = order(layout, {{0, 3}, {1, 0}});
     REQUIRE(plan);
@@ -91,7 +91,7 @@ TEST_SUITE("move_order") {
     CHECK(plan->cost == 10);
   }
 
-  TEST_CASE("MoveOrder: gives up where nothing can step aside, and at the bound") {
+  TEST_CASE("MoveOrder: gives up if no block can be moved aside, and at its limit") {
     OwnedLayout const tight{{{0, 4, false}, {4, 3, false}}, 9};
     CHECK_FALSE(order(tight, {{0, 3}, {1, 0}}));
     OwnedLayout const wide{{{0, 4, false}, {4, 3, false}}, 10};

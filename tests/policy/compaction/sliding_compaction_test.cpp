@@ -23,8 +23,8 @@ OwnedLayout const exchangeable{{{1, 1, false}, {2, 4, false}, {6, 4, false}, {10
 }  // namespace
 
 TEST_SUITE("sliding_compaction") {
-  TEST_CASE("SlidingCompaction: moves hardly more than must be moved, where all that is free is "
-            "wanted too") {
+  TEST_CASE("SlidingCompaction: moves hardly more than the minimum, also when all free bytes are "
+            "wanted") {
     auto const result = spillway::test::compare_with_least(
         31, 4, [](OwnedLayout const& layout, std::uint32_t count) {
           return SlidingCompaction{}.plan(layout.view(), count, no_bound);
@@ -43,8 +43,8 @@ TEST_SUITE("sliding_compaction") {
     CHECK_FALSE(compaction.plan(exchangeable.view(), 5, 100));
   }
 
-  TEST_CASE("SlidingCompaction: slides where that moves least") {
-    // 9, gap of 2, 1, gap of 2, 9: the block of 1 slides, though a window of it could be emptied.
+  TEST_CASE("SlidingCompaction: slides blocks where that moves least") {
+    // 9, gap of 2, 1, gap of 2, 9: the block of 1 slides, although its window could be emptied.
     OwnedLayout const layout{{{0, 9, false}, {11, 1, false}, {14, 9, false}}, 23};
     auto const plan = SlidingCompaction{}.plan(layout.view(), 4, no_bound);
     REQUIRE(plan);
@@ -53,7 +53,7 @@ TEST_SUITE("sliding_compaction") {
     CHECK(plan->count == 4);
   }
 
-  TEST_CASE("SlidingCompaction: does not exchange blocks where it is shown a part of the arena") {
+  TEST_CASE("SlidingCompaction: does not exchange blocks if it sees only a part of the arena") {
     auto layout = exchangeable.view();
     layout.is_part = true;
     auto const plan = SlidingCompaction{}.plan(layout, 4, no_bound);
@@ -61,7 +61,7 @@ TEST_SUITE("sliding_compaction") {
     CHECK(plan->cost == 11);
   }
 
-  TEST_CASE("SlidingCompaction: searches no longer than the moves would take that it may save") {
+  TEST_CASE("SlidingCompaction: searches no longer than the time of the moves that it may save") {
     auto layout = exchangeable.view();
     layout.granules_per_look = 64;
     auto plan = SlidingCompaction{}.plan(layout, 4, no_bound);
@@ -73,7 +73,7 @@ TEST_SUITE("sliding_compaction") {
     CHECK(plan->cost == 3);
   }
 
-  TEST_CASE("SlidingCompaction: all that is free comes together in a large arena") {
+  TEST_CASE("SlidingCompaction: in a large arena all free bytes can be joined") {
     OwnedLayout layout;
     for (std::uint32_t i = 0; i < 2 * SlidingCompaction::few_blocks; ++i) {
       layout.blocks.push_back({2 * i, 1, false});
@@ -85,7 +85,7 @@ TEST_SUITE("sliding_compaction") {
   }
 
   TEST_CASE(
-      "SlidingCompaction: of many blocks of one size, every other one freed, half are moved") {
+      "SlidingCompaction: with every other block of one size freed, half of the others are moved") {
     for (std::uint32_t const blocks : {100U, 2'000U, 5'000U, 100'000U}) {
       CAPTURE(blocks);
       OwnedLayout layout;

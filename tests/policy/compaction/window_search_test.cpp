@@ -34,7 +34,7 @@ std::optional<LayoutPlan> search(OwnedLayout const& layout,
 }  // namespace
 
 TEST_SUITE("window_search") {
-  TEST_CASE("WindowSearch: its plans can be made, and each moves less than the one before") {
+  TEST_CASE("WindowSearch: its plans are valid, and each moves less than the one before") {
     constexpr std::uint64_t seed = 11;
     MESSAGE("seed ", seed);
     std::mt19937_64 random{seed};
@@ -49,7 +49,7 @@ TEST_SUITE("window_search") {
     CHECK(found > 700);
   }
 
-  TEST_CASE("WindowSearch: never moves less than must be moved, and seldom more") {
+  TEST_CASE("WindowSearch: never moves less than the minimum, and seldom more") {
     auto const result = spillway::test::compare_with_least(
         12, 3, [](OwnedLayout const& layout, std::uint32_t count) {
           return search(layout, count);
@@ -58,7 +58,7 @@ TEST_SUITE("window_search") {
     CHECK(result.moved <= result.least + result.least / 10);
   }
 
-  TEST_CASE("WindowSearch: a block leaves its window for a gap, and the rest of it is not moved") {
+  TEST_CASE("WindowSearch: a block that leaves the window for a gap does not move other blocks") {
     // 4, gap of 2, 3, gap of 2, 9, gap of 3
     OwnedLayout const layout{{{0, 4, false}, {6, 3, false}, {11, 9, false}}, 23};
     auto const plan = search(layout, 7);
@@ -68,7 +68,7 @@ TEST_SUITE("window_search") {
     CHECK(plan->first == 4);
   }
 
-  TEST_CASE("WindowSearch: a block that fits no gap has a place made for it") {
+  TEST_CASE("WindowSearch: for a block that fits no gap, a gap is made") {
     // Block 1 has to leave between two fixed ones; block 3 slides, so that two gaps of 2 hold it.
     OwnedLayout const layout{
         {{0, 1, true}, {3, 4, false}, {7, 1, true}, {10, 1, false}, {13, 1, true}}, 14};
@@ -77,7 +77,7 @@ TEST_SUITE("window_search") {
     CHECK(plan->cost == 5);
   }
 
-  TEST_CASE("WindowSearch: finds nothing below a bound that no plan meets, or without a look") {
+  TEST_CASE("WindowSearch: finds nothing if no plan meets the bound, or without looks") {
     OwnedLayout const layout{{{0, 4, false}, {6, 3, false}, {11, 9, false}}, 23};
     CHECK_FALSE(search(layout, 7, {}, 3));
     CHECK(search(layout, 7, {}, 4));

@@ -55,7 +55,7 @@ std::int64_t price_of(Problem const& problem, std::vector<bool> const& chosen) {
   return static_cast<std::int64_t>(price);
 }
 
-/// The cheapest choice of all, by trying every one; the largest number if there is none.
+/// The cost of the cheapest choice, by trying all; the largest number if there is none.
 std::int64_t best_of_all(Problem const& problem) {
   std::int64_t best = std::numeric_limits<std::int64_t>::max();
   for (std::uint32_t set = 0; set < (1U << problem.absences.size()); ++set) {
@@ -98,7 +98,7 @@ Answer solve(Problem const& problem, std::int64_t most_bytes = AbsenceCover::no_
 }  // namespace
 
 TEST_SUITE("plan") {
-  TEST_CASE("SlackTree: sums, minima and where they are agree with a plain array") {
+  TEST_CASE("SlackTree: sums, minima and their positions agree with a plain array") {
     std::uint64_t const seed = 314159;
     INFO("seed ", seed);
     std::mt19937_64 random{seed};
@@ -134,7 +134,7 @@ TEST_SUITE("plan") {
     }
   }
 
-  TEST_CASE("AbsenceSet: slack, order and what is superfluous agree with plain sums") {
+  TEST_CASE("AbsenceSet: slack, order and superfluous absences agree with plain sums") {
     std::uint64_t const seed = 141421;
     INFO("seed ", seed);
     std::mt19937_64 random{seed};
@@ -184,7 +184,8 @@ TEST_SUITE("plan") {
     }
   }
 
-  TEST_CASE("AbsenceCover: of absences of one size, those that end last are taken, as few as do") {
+  TEST_CASE(
+      "AbsenceCover: of absences of one size, as few as suffice are chosen, those that end last") {
     Problem problem{{10, 10, 10, 10}, {}};
     problem.absences = {{{0, 1}, 10, 0}, {{0, 3}, 10, 1}, {{0, 2}, 10, 2}};
     auto const answer = solve(problem);
@@ -192,22 +193,22 @@ TEST_SUITE("plan") {
     CHECK(answer.chosen == std::vector{false, true, false});
   }
 
-  TEST_CASE("AbsenceCover: an absence just large enough is taken instead of a larger one that ends "
-            "later") {
+  TEST_CASE(
+      "AbsenceCover: an absence just large enough is preferred to a larger one that ends later") {
     Problem problem{{10, 10}, {}};
     problem.absences = {{{0, 1}, 100, 0}, {{0, 1}, 11, 1}, {{0, 0}, 10, 2}};
     CHECK(solve(problem).bytes == 11);
   }
 
-  TEST_CASE("AbsenceCover: several small absences are taken instead of a large one") {
+  TEST_CASE("AbsenceCover: several small absences are preferred to a large one") {
     Problem problem{{30}, {}};
     problem.absences = {
         {{0, 0}, 100, 0}, {{0, 0}, 9, 1}, {{0, 0}, 10, 2}, {{0, 0}, 11, 3}, {{0, 0}, 7, 4}};
     CHECK(solve(problem).bytes == 30);
   }
 
-  TEST_CASE("AbsenceCover: two small absences are taken instead of a large one that ends last") {
-    // A single one in its place would have to contain both moments.
+  TEST_CASE("AbsenceCover: two small absences are preferred to a large one that ends last") {
+    // A single absence instead would have to contain both moments.
     Problem problem{{40, 40}, {}};
     problem.absences = {
         {{0, 1}, 100, 0}, {{0, 1}, 20, 1}, {{0, 1}, 20, 2}, {{0, 0}, 90, 3}, {{1, 1}, 90, 4}};
@@ -216,7 +217,8 @@ TEST_SUITE("plan") {
     CHECK(answer.chosen == std::vector{false, true, true, false, false});
   }
 
-  TEST_CASE("AbsenceCover: what cannot be taken away is told, and all that helps is taken") {
+  TEST_CASE("AbsenceCover: an excess that cannot be covered is reported, and all absences that "
+            "help are chosen") {
     Problem problem{{50, 5}, {}};
     problem.absences = {{{0, 0}, 20, 0}, {{0, 0}, 10, 1}, {{1, 1}, 5, 2}, {{1, 1}, 5, 3}};
     auto const answer = solve(problem);
@@ -226,23 +228,24 @@ TEST_SUITE("plan") {
     CHECK(answer.chosen[2] != answer.chosen[3]);
   }
 
-  TEST_CASE("AbsenceCover: with nothing in excess nothing is taken") {
+  TEST_CASE("AbsenceCover: without an excess nothing is chosen") {
     Problem problem{{0, -5}, {}};
     problem.absences = {{{0, 1}, 20, 0}};
     CHECK(solve(problem).bytes == 0);
     CHECK(solve({{0}, {}}).is_covered);
   }
 
-  TEST_CASE("AbsenceCover: of absences that do as well those are taken that need no swap-out") {
+  TEST_CASE("AbsenceCover: of equal absences, those without a swap-out are chosen") {
     Problem problem{{10, 10, 10}, {}};
     problem.absences = {{{0, 2}, 10, 0, true}, {{0, 2}, 12, 1, false}, {{0, 2}, 10, 2, false}};
     CHECK(solve(problem).chosen == std::vector{false, false, true});
-    // Not if more bytes had to come back, or if they came back too early.
+    // But not if more bytes had to come back, or if they came back too early.
     problem.absences = {{{0, 2}, 10, 0, true}, {{0, 2}, 12, 1, false}, {{0, 1}, 10, 2, false}};
     CHECK(solve(problem).chosen == std::vector{true, false, false});
   }
 
-  TEST_CASE("AbsenceCover: to take what needs no swap-out costs little and uncovers nothing") {
+  TEST_CASE(
+      "AbsenceCover: preferring absences without a swap-out costs little and uncovers nothing") {
     std::uint64_t const seed = 161803;
     INFO("seed ", seed);
     std::mt19937_64 random{seed};
@@ -282,8 +285,7 @@ TEST_SUITE("plan") {
     CHECK(out_bytes * 10 < out_bytes_if_not_told * 9);
   }
 
-  TEST_CASE(
-      "AbsenceCover: on small problems it is within a few parts in a hundred of the best of all") {
+  TEST_CASE("AbsenceCover: on small problems the choice is within a few percent of the best") {
     std::uint64_t const seed = 271828;
     INFO("seed ", seed);
     std::mt19937_64 random{seed};
@@ -305,7 +307,7 @@ TEST_SUITE("plan") {
     CHECK(total * 100 <= best_total * 102);
   }
 
-  TEST_CASE("AbsenceCover: where some blocks are spared a part of the link, those leave instead") {
+  TEST_CASE("AbsenceCover: absences for which fewer bytes cross the link are preferred") {
     std::uint64_t const seed = 173205;
     INFO("seed ", seed);
     std::mt19937_64 random{seed};
@@ -339,7 +341,7 @@ TEST_SUITE("plan") {
     CHECK(total < total_if_not_told);
   }
 
-  TEST_CASE("AbsenceCover: a choice is given up only if none of so few bytes exists") {
+  TEST_CASE("AbsenceCover: with a limit on bytes it gives up only if no choice is within it") {
     std::uint64_t const seed = 314159;
     INFO("seed ", seed);
     std::mt19937_64 random{seed};

@@ -26,7 +26,7 @@ struct Tracked {
   std::size_t bytes;
   std::uint64_t inserted;
   std::uint64_t used;
-  double age;  // CostEviction: worth of the last victim at that use
+  double age;  // CostEviction: cost of the last victim at the time of that use
   bool is_clean;
   bool is_leased;
 };
@@ -134,19 +134,19 @@ void agree(Policy policy, std::uint64_t seed) {
 }  // namespace
 
 TEST_SUITE("eviction") {
-  TEST_CASE("LruEviction: it agrees with its oracle") {
+  TEST_CASE("LruEviction: agrees with its oracle") {
     agree<LruOracle>(LruEviction{}, 1);
   }
-  TEST_CASE("FifoEviction: it agrees with its oracle") {
+  TEST_CASE("FifoEviction: agrees with its oracle") {
     agree<FifoOracle>(FifoEviction{}, 2);
   }
-  TEST_CASE("SizeEviction: it agrees with its oracle") {
+  TEST_CASE("SizeEviction: agrees with its oracle") {
     agree<SizeOracle>(SizeEviction{}, 3);
   }
-  TEST_CASE("CostEviction: it agrees with its oracle") {
+  TEST_CASE("CostEviction: agrees with its oracle") {
     agree<CostOracle>(CostEviction{}, 4);
   }
-  TEST_CASE("ScheduleEviction: with nothing predicted it agrees with the oracle of LRU") {
+  TEST_CASE("ScheduleEviction: without predictions it agrees with the oracle of LRU") {
     agree<LruOracle>(ScheduleEviction{}, 5);
   }
 }

@@ -93,7 +93,7 @@ struct Net {
   std::vector<std::uint32_t> skip;
 };
 
-/// Uses of blocks that live on, each operation of one of them.
+/// Operations on blocks that live on, each of which uses one block.
 Step uses_at_random(Random& random, std::uint32_t blocks, std::size_t operations) {
   std::vector<std::uint64_t> sizes;
   for (std::uint32_t i = 0; i < blocks; ++i) {
@@ -154,7 +154,7 @@ void check_against_lru(std::vector<Step> const& steps, double most) {
 }  // namespace
 
 TEST_SUITE("eviction") {
-  TEST_CASE("SwapBound: with blocks of one size it is what letting go of the last used one costs") {
+  TEST_CASE("SwapBound: with blocks of one size it equals evicting the block used last") {
     std::uint64_t const seed = 11;
     INFO("seed ", seed);
     Random random{seed};
@@ -172,8 +172,8 @@ TEST_SUITE("eviction") {
         }
       }
       std::uint64_t const capacity = 2 + random() % 8;
-      // By hand: at each use let go of the block whose next use is farthest; the first step counts
-      // too here, so that one long step is what the bound is asked about.
+      // The oracle: at each use evict the block whose next use is farthest. The first step counts
+      // here, too, so the bound is computed for one long step.
       std::set<std::uint32_t> resident;
       std::set<std::uint32_t> known;
       std::uint64_t swap_ins = 0;
@@ -205,7 +205,7 @@ TEST_SUITE("eviction") {
     }
   }
 
-  TEST_CASE("SwapBound: no policy swaps in less") {
+  TEST_CASE("SwapBound: no policy swaps in fewer bytes") {
     std::uint64_t const seed = 12;
     INFO("seed ", seed);
     Random random{seed};
@@ -223,7 +223,8 @@ TEST_SUITE("eviction") {
     }
   }
 
-  TEST_CASE("ScheduleEviction: training steps cost what they must, from the second step on") {
+  TEST_CASE(
+      "ScheduleEviction: training steps cost no more than necessary from the second step on") {
     std::uint64_t const seed = 13;
     INFO("seed ", seed);
     Random random{seed};
@@ -243,7 +244,7 @@ TEST_SUITE("eviction") {
         REQUIRE(result.has_fitted);
         CAPTURE(round);
         CAPTURE(part);
-        // Single blocks are up to a tenth of what must be swapped in.
+        // One block can be as large as a tenth of the bytes that must be swapped in.
         CHECK(result.in_bytes * 10 <= *least * 12);
         over_sum += static_cast<double>(result.in_bytes) / static_cast<double>(*least) - 1;
         ++cases;
@@ -254,8 +255,7 @@ TEST_SUITE("eviction") {
     CHECK(over_sum / cases < 0.02);
   }
 
-  TEST_CASE(
-      "ScheduleEviction: blocks that come in ahead of need cost nothing more and are in time") {
+  TEST_CASE("ScheduleEviction: prefetched blocks cost nothing extra and are in time") {
     std::uint64_t const seed = 14;
     INFO("seed ", seed);
     Random random{seed};
@@ -272,7 +272,8 @@ TEST_SUITE("eviction") {
     }
   }
 
-  TEST_CASE("ScheduleEviction: a loop over weights brings in little more than what does not fit") {
+  TEST_CASE(
+      "ScheduleEviction: a loop over weights swaps in little more than the bytes that do not fit") {
     // LRU brings in all of them each time.
     Step loop;
     for (std::uint32_t i = 0; i < 100; ++i) {
@@ -323,7 +324,7 @@ TEST_SUITE("eviction") {
     check_against_lru(changed_round, 0.8);
   }
 
-  TEST_CASE("ScheduleEviction: nets that leave layers out at random gain, taken together") {
+  TEST_CASE("ScheduleEviction: nets that skip layers at random gain on the whole") {
     std::uint64_t const seed = 17;
     INFO("seed ", seed);
     Random random{seed};

@@ -67,7 +67,7 @@ void play(std::uint64_t seed, bool use_moves_to_end) {
 }  // namespace
 
 TEST_SUITE("eviction") {
-  TEST_CASE("LruEviction: the block whose last use is longest ago leaves first") {
+  TEST_CASE("LruEviction: the least recently used block leaves first") {
     LruEviction lru;
     for (std::uint32_t i = 1; i <= 3; ++i) {
       lru.on_insert(block(i), 64, {});
@@ -85,7 +85,7 @@ TEST_SUITE("eviction") {
     CHECK(drain(fifo, anyone) == std::vector{block(1), block(2), block(3)});
   }
 
-  TEST_CASE("LruEviction, FifoEviction: they order blocks as a plain list does") {
+  TEST_CASE("LruEviction, FifoEviction: both order blocks as a plain list does") {
     for (std::uint64_t seed = 1; seed <= 10; ++seed) {
       play<LruEviction>(seed, true);
       play<FifoEviction>(seed, false);

@@ -21,7 +21,7 @@ using testing::anyone;
 using testing::block;
 using testing::drain;
 
-/// What a slow ranking knows of one block.
+/// What the oracle knows of one block.
 struct Ranked {
   BlockId id{};
   std::size_t bytes = 0;
@@ -88,7 +88,7 @@ void play(Policy policy, std::uint64_t seed, Price price) {
 }  // namespace
 
 TEST_SUITE("eviction") {
-  TEST_CASE("SizeEviction: the largest block leaves first, then the one used longest ago") {
+  TEST_CASE("SizeEviction: the largest block leaves first, then the least recently used") {
     SizeEviction size;
     size.on_insert(block(1), 64, {});
     size.on_insert(block(2), 256, {});
@@ -99,7 +99,7 @@ TEST_SUITE("eviction") {
     CHECK(drain(size, anyone) == std::vector{block(4), block(2), block(3), block(1)});
   }
 
-  TEST_CASE("CostEviction: of equal sizes the clean block leaves, being half as dear") {
+  TEST_CASE("CostEviction: of equal sizes the clean block leaves, at half the cost") {
     CostEviction cost;
     cost.on_insert(block(1), 4096, {});
     cost.on_insert(block(2), 4096, {});
@@ -109,7 +109,7 @@ TEST_SUITE("eviction") {
     CHECK(cost.victim(1, two_is_clean) == block(2));
   }
 
-  TEST_CASE("CostEviction: of two dirty blocks the larger leaves, being cheaper for each byte") {
+  TEST_CASE("CostEviction: of two dirty blocks the larger leaves, at less cost for each byte") {
     CostEviction cost{4096};
     cost.on_insert(block(1), 4096, {});
     cost.on_insert(block(2), 1024, {});
@@ -117,9 +117,9 @@ TEST_SUITE("eviction") {
     CHECK(drain(cost, anyone) == std::vector{block(3), block(1), block(2)});
   }
 
-  TEST_CASE("CostEviction: a dear block that nobody uses leaves in the end") {
+  TEST_CASE("CostEviction: an expensive block that is never used leaves in the end") {
     CostEviction cost{4096};
-    cost.on_insert(block(1), 256, {});  // dear: 17 a byte, once over
+    cost.on_insert(block(1), 256, {});  // expensive: 17 for each byte, one way
     int rounds = 0;
     for (std::uint32_t next = 2;; ++next, ++rounds) {
       REQUIRE(rounds < 100);
@@ -134,13 +134,13 @@ TEST_SUITE("eviction") {
     CHECK(rounds > 3);
   }
 
-  TEST_CASE("SizeEviction: it ranks as a search of all blocks does") {
+  TEST_CASE("SizeEviction: ranks like a search of all blocks") {
     for (std::uint64_t seed = 1; seed <= 10; ++seed) {
       play(SizeEviction{}, seed, [](Ranked const& b) { return -static_cast<double>(b.bytes); });
     }
   }
 
-  TEST_CASE("CostEviction: it ranks as a search of all blocks does") {
+  TEST_CASE("CostEviction: ranks like a search of all blocks") {
     constexpr double overhead_bytes = 4096;
     for (std::uint64_t seed = 1; seed <= 10; ++seed) {
       play(CostEviction{4096}, seed, [](Ranked const& b) {

@@ -36,7 +36,7 @@ struct Rig {
     policy.on_insert(block(index), bytes, schedule.use_of(block(index)));
   }
 
-  /// A use of a block, resident or not, with nothing made to leave for it.
+  /// A use of a block, resident or not, for which no other block is evicted.
   void use(std::uint32_t index, Access access = Access::read) {
     Use const use = schedule.on_access(block(index), access);
     if (schedule.take_change() == AccessSchedule::Change::lost) {
@@ -81,7 +81,7 @@ struct Rig {
 }  // namespace
 
 TEST_SUITE("eviction") {
-  TEST_CASE("ScheduleEviction: with nothing predicted it is LRU") {
+  TEST_CASE("ScheduleEviction: without predictions it is LRU") {
     ScheduleEviction policy;
     for (std::uint32_t i = 1; i <= 3; ++i) {
       policy.on_insert(block(i), 64, {});
@@ -90,7 +90,8 @@ TEST_SUITE("eviction") {
     CHECK(drain(policy, anyone) == std::vector{block(2), block(3), block(1)});
   }
 
-  TEST_CASE("ScheduleEviction: the block that is used last leaves, not the one used longest ago") {
+  TEST_CASE("ScheduleEviction: the block whose next use is farthest leaves, not the least recently "
+            "used") {
     Rig rig{{64, 64, 64}};
     rig.record({0, 1, 2, 0, 1, 2, 0, 1, 2, 2, 2, 2, 1, 0});
     rig.begin(2 * 64);
@@ -99,7 +100,7 @@ TEST_SUITE("eviction") {
     CHECK(rig.policy.victim(64, only({block(0), block(1)})) == block(1));
   }
 
-  TEST_CASE("ScheduleEviction: the plan lets the fewest bytes leave that are enough") {
+  TEST_CASE("ScheduleEviction: the plan evicts the fewest bytes that suffice") {
     // Before block 3 is used 40 bytes must leave. Of what could, block 0 is used last, but the two
     // smaller ones are enough together and nothing is smaller.
     Rig rig{{100, 20, 20, 40}};
@@ -121,7 +122,8 @@ TEST_SUITE("eviction") {
     CHECK(victims == std::set{block(1), block(2)});
   }
 
-  TEST_CASE("ScheduleEviction: the plan lets read blocks leave rather than written ones") {
+  TEST_CASE("ScheduleEviction: the plan evicts blocks that are read rather than blocks that are "
+            "written") {
     // Blocks 0 and 1 are written in every step, 2 and 3 read; one of the four must be away while
     // block 4 is used, and all come back after it.
     Rig rig{{64, 64, 64, 64, 64}};
@@ -143,7 +145,7 @@ TEST_SUITE("eviction") {
     CHECK(!rig.policy.is_leaving(block(1)));
   }
 
-  TEST_CASE("ScheduleEviction: what is never used again leaves before what is") {
+  TEST_CASE("ScheduleEviction: blocks that are never used again leave first") {
     Rig rig{{64, 64, 64}};
     rig.record({0, 1, 0, 1});
     rig.begin(3 * 64);
@@ -154,7 +156,7 @@ TEST_SUITE("eviction") {
     CHECK(!rig.policy.is_leaving(block(77)));
   }
 
-  TEST_CASE("ScheduleEviction: what is overwritten next leaves for nothing") {
+  TEST_CASE("ScheduleEviction: a block that is overwritten next leaves without cost") {
     Rig rig{{64, 64, 64}};
     auto const step = [&] {
       for (std::uint32_t const index : {0U, 1U, 2U}) {
@@ -169,7 +171,7 @@ TEST_SUITE("eviction") {
     CHECK(rig.policy.victim(64, anyone) == block(1));
   }
 
-  TEST_CASE("ScheduleEviction: a block that was brought back early is not sent out again") {
+  TEST_CASE("ScheduleEviction: a block that came back early is not evicted again") {
     Rig rig{std::vector<std::size_t>(8, 64)};
     rig.record_in_turn(8, 80);
     rig.begin(4 * 64);
@@ -184,8 +186,8 @@ TEST_SUITE("eviction") {
     CHECK(rig.policy.victim(64, anyone) != away);
   }
 
-  TEST_CASE("ScheduleEviction: a block may return when what is used before it has been used") {
-    // While blocks 1 and 2 take turns there is no room for block 0, however far ahead one looks.
+  TEST_CASE("ScheduleEviction: a block may return when the blocks used before it have been used") {
+    // While blocks 1 and 2 alternate there is no room for block 0, at any lookahead.
     Rig rig{{64, 64, 64}};
     std::vector<std::uint32_t> step{0};
     for (int i = 0; i < 20; ++i) {
@@ -204,7 +206,7 @@ TEST_SUITE("eviction") {
       if (rig.policy.may_return(rig.schedule, block(0))) {
         since = std::min(since, i);
       } else {
-        CHECK(since == step.size());  // once it may, it may
+        CHECK(since == step.size());  // once it may return, it may until its use
       }
       rig.use(step[i]);
     }
@@ -212,7 +214,7 @@ TEST_SUITE("eviction") {
     CHECK(since >= step.size() - 1 - StepPlan::next_ops - 2);
   }
 
-  TEST_CASE("ScheduleEviction: a block may return at once if everything fits until it is used") {
+  TEST_CASE("ScheduleEviction: a block may return at once if everything fits until its use") {
     Rig rig{{64, 64, 64, 64}};
     std::vector<std::uint32_t> step{1, 2, 3};
     for (int i = 0; i < 20; ++i) {
@@ -221,11 +223,11 @@ TEST_SUITE("eviction") {
     step.push_back(0);
     rig.record(step);
     rig.policy.on_erase(block(0));
-    SUBCASE("in the whole step") {
+    SUBCASE("throughout the step") {
       rig.begin(4 * 64);
       CHECK(rig.policy.may_return(rig.schedule, block(0)));
     }
-    SUBCASE("but not while others take the room") {
+    SUBCASE("but not while other blocks take the room") {
       rig.begin(2 * 64);
       CHECK(!rig.policy.may_return(rig.schedule, block(0)));
     }
@@ -242,7 +244,7 @@ TEST_SUITE("eviction") {
       CHECK(offered.insert(*id).second);
     }
     CHECK(offered.size() >= 4);
-    // Offered or not, they are victims.
+    // They are victims, whether offered or not.
     auto const victim = rig.policy.victim(64, anyone);
     REQUIRE(victim.has_value());
     CHECK(offered.count(*victim) == 1);
@@ -252,7 +254,7 @@ TEST_SUITE("eviction") {
     CHECK((!again || *again == block(0)));
   }
 
-  TEST_CASE("ScheduleEviction: a block that is refused when offered is offered later") {
+  TEST_CASE("ScheduleEviction: a block that is refused when offered is offered again later") {
     Rig rig{std::vector<std::size_t>(8, 64)};
     rig.record_in_turn(8, 80);
     rig.use_in_turn(8, 4 * 64);
@@ -260,7 +262,8 @@ TEST_SUITE("eviction") {
     CHECK(rig.policy.early_victim(anyone).has_value());
   }
 
-  TEST_CASE("ScheduleEviction: what needs no copy leaves before what is being copied out") {
+  TEST_CASE(
+      "ScheduleEviction: blocks that need no copy leave before those that are being copied out") {
     Rig rig{std::vector<std::size_t>(8, 64)};
     rig.record_in_turn(8, 80);
     rig.use_in_turn(8, 2 * 64);
@@ -286,9 +289,9 @@ TEST_SUITE("eviction") {
     }
   }
 
-  TEST_CASE(
-      "ScheduleEviction: without room in the plan the smallest of the far blocks that suffices") {
-    // All fits, so that nothing is planned; then more room is wanted than the plan knew of.
+  TEST_CASE("ScheduleEviction: without room in the plan, the smallest sufficient block of the far "
+            "ones leaves") {
+    // Everything fits, so nothing is planned; then more room is needed than the plan assumed.
     std::vector<std::size_t> sizes(40, 100);
     sizes[38] = 60;
     Rig rig{sizes};
@@ -298,11 +301,11 @@ TEST_SUITE("eviction") {
       return EvictionCandidate{sizes[index_of_block(id)], false, true};
     };
     CHECK(rig.policy.victim(50, sized) == block(38));
-    // Nothing is large enough alone: the one that is used last.
+    // No block alone is large enough: the one that is used last leaves.
     CHECK(rig.policy.victim(500, sized) == block(39));
   }
 
-  TEST_CASE("ScheduleEviction: of equal blocks beside the plan the clean one leaves") {
+  TEST_CASE("ScheduleEviction: of equal blocks outside the plan the clean one leaves") {
     Rig rig{std::vector<std::size_t>(40, 64)};
     rig.record_in_turn(40, 40);
     rig.begin(1U << 20U);
@@ -323,7 +326,7 @@ TEST_SUITE("eviction") {
     CHECK(drain(rig.policy, anyone) == std::vector{block(0), block(1), block(2), block(3)});
   }
 
-  TEST_CASE("ScheduleEviction: a step that is not predicted is LRU") {
+  TEST_CASE("ScheduleEviction: a step that is not predicted uses LRU") {
     Rig rig{{64, 64, 64}};
     rig.begin(64);
     rig.use(2);
@@ -332,8 +335,8 @@ TEST_SUITE("eviction") {
     CHECK(drain(rig.policy, anyone) == std::vector{block(2), block(0), block(1)});
   }
 
-  TEST_CASE("ScheduleEviction: room for prefetching is planned where it costs little") {
-    // A loop over 100 blocks of which half fit: one part in fifty buys the room for one more.
+  TEST_CASE("ScheduleEviction: the plan leaves room for prefetching if that costs little") {
+    // A loop over 100 blocks of which half fit: at 2 % more bytes there is room for one more.
     auto const most_leaving = [](PlanOptions options) {
       Rig rig{std::vector<std::size_t>(100, 64), options};
       rig.record_in_turn(100, 400);

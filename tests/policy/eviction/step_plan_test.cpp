@@ -51,8 +51,8 @@ AccessSchedule reading(std::vector<std::size_t> const& sizes,
   return repeating(sizes, uses);
 }
 
-/// A step made up at random: some blocks live on, the others are born and freed in it, and leases
-/// last for some uses.
+/// A random step: some blocks live on, the others are made and freed in it, and leases last for
+/// some uses.
 struct RandomStep {
   RandomStep(std::uint64_t seed, std::uint32_t blocks, std::uint32_t uses) {
     std::mt19937_64 random{seed};
@@ -122,7 +122,7 @@ void play(StepRecord const& record, StepPlan const& plan, RandomStep const& step
           if (plan.leaves_for_nothing(entry)) {
             back = to;
           } else if (is_away) {
-            back = to;  // nobody planned with its room before
+            back = to;  // the plan did not count on its room before
           } else if (plan.must_leave(entry)) {
             back = plan.returns_at(entry);
             CHECK(back >= std::min(from, to));
@@ -161,8 +161,8 @@ std::uint64_t most(std::vector<std::uint64_t> const& bytes) {
 
 TEST_SUITE("eviction") {
   TEST_CASE("StepPlan: a block may return into the slack of the plan") {
-    // While 1 and 2 are used there is no room for 0. When 2 has left, there is room for 3 and 0,
-    // although 0 is needed much later and moments with an excess lie in between.
+    // While 1 and 2 are used there is no room for 0. When 2 has left there is room for 3 and 0,
+    // although 0 is needed much later, after other moments with an excess.
     std::vector<std::uint32_t> step{0, 1, 2, 1, 2, 1, 2};
     for (int i = 0; i < 10; ++i) {
       step.insert(step.end(), {1, 3});
@@ -171,8 +171,8 @@ TEST_SUITE("eviction") {
     step.push_back(0);
     AccessSchedule const schedule = reading({64, 64, 128, 64}, step);
     PlanOptions options{.most_extra = -1.0, .most_extra_for_next = -1.0, .kept_free = 0};
-    SUBCASE("where no room is planned for returns") {}
-    SUBCASE("and where it is") {
+    SUBCASE("with no room planned for returns") {}
+    SUBCASE("with room planned for returns") {
       options = {.most_extra = 100.0, .kept_free = 0};
     }
     StepPlan plan{options};
@@ -181,7 +181,7 @@ TEST_SUITE("eviction") {
     CHECK(plan.returns_at(last_use) > 6);
     CHECK(plan.returns_at(last_use) <= 9);
 
-    SUBCASE("but not into what is to be kept free") {
+    SUBCASE("but not into room that must stay free") {
       StepPlan careful{{.most_extra = -1.0, .most_extra_for_next = -1.0, .kept_free = 0.05}};
       careful.make(schedule, 192, 0, all);
       REQUIRE(careful.must_leave(last_use));
@@ -189,14 +189,14 @@ TEST_SUITE("eviction") {
     }
   }
 
-  TEST_CASE("StepPlan: a block that needs no copy to leave counts less than one that does") {
+  TEST_CASE("StepPlan: a block that leaves without a copy costs less than one that needs a copy") {
     // One of blocks 0 and 1 must be away while block 2 is used.
     std::vector<std::pair<std::uint32_t, Access>> const step{{0, Access::read_write},
                                                              {1, Access::read},
                                                              {2, Access::read},
                                                              {1, Access::read},
                                                              {0, Access::read_write}};
-    // Which of the two leaves where a part of 310 bytes does not fit.
+    // Which of the two leaves when a part of 310 bytes does not fit.
     auto const leaves = [&](std::size_t read_bytes, std::size_t capacity_bytes, double discount) {
       StepPlan plan{{.ahead_ops = 0, .clean_discount = discount}};
       plan.make(repeating({100, read_bytes, 310 - 100 - read_bytes}, step), capacity_bytes, 0, all);
@@ -209,7 +209,7 @@ TEST_SUITE("eviction") {
     CHECK(leaves(130, 210, 0.5) == "written");
   }
 
-  TEST_CASE("StepPlan: of two blocks in the way the one whose absence ends last leaves") {
+  TEST_CASE("StepPlan: of two blocks that could leave, the one whose absence ends last does") {
     AccessSchedule const schedule = reading({64, 64, 64}, {0, 1, 2, 1, 0});
     StepPlan plan{exact};
     plan.make(schedule, 128, 0, all);
@@ -218,7 +218,7 @@ TEST_SUITE("eviction") {
     CHECK(plan.returns_at(4) == 4);  // until then more is alive than fits
   }
 
-  TEST_CASE("StepPlan: of the blocks in the way those leave that a codec makes shorter") {
+  TEST_CASE("StepPlan: of the blocks that could leave, those that a codec makes smaller do") {
     AccessSchedule schedule = reading({64, 64, 64}, {0, 1, 2, 1, 0});
     schedule.on_spared(block(1), 48);
     schedule.on_spared(block(2), 48);
@@ -234,7 +234,7 @@ TEST_SUITE("eviction") {
     CHECK(plan.must_leave(4));
   }
 
-  TEST_CASE("StepPlan: a plan is made anew if anything has changed that it depends on") {
+  TEST_CASE("StepPlan: a plan is made again if anything that it depends on has changed") {
     using Step = std::vector<std::pair<std::uint32_t, Access>>;
     std::vector<std::size_t> const sizes{100, 100, 100, 100};
     Step const step{{0, Access::read},
@@ -271,7 +271,7 @@ TEST_SUITE("eviction") {
     SUBCASE("which blocks are resident") {
       CHECK(plan.make(repeating(sizes, step), 250, 0, [](BlockId id) { return id != block(3); }));
     }
-    SUBCASE("what a block is spared") {
+    SUBCASE("the bytes that a block is spared") {
       AccessSchedule schedule = repeating(sizes, step);
       schedule.on_spared(block(2), 50);
       CHECK(plan.make(schedule, 250, 0, all));
@@ -286,14 +286,13 @@ TEST_SUITE("eviction") {
       more.push_back(10);
       CHECK(plan.make(repeating(more, step), 250, 0, all));
     }
-    SUBCASE("it was cleared") {
+    SUBCASE("the plan was cleared") {
       plan.clear();
       CHECK(plan.make(repeating(sizes, step), 250, 0, all));
     }
   }
 
-  TEST_CASE(
-      "StepPlan: a plan holds for blocks in other places of the table, in the same order of use") {
+  TEST_CASE("StepPlan: a plan stays valid for blocks with other indices in the same order of use") {
     auto const step_over = [](std::vector<std::uint32_t> const& places) {
       std::vector<std::size_t> sizes(places.size());
       std::vector<std::pair<std::uint32_t, Access>> uses;
@@ -310,7 +309,7 @@ TEST_SUITE("eviction") {
     CHECK_FALSE(plan.make(step_over({2, 0, 3, 1}), 250, 0, all));
   }
 
-  TEST_CASE("StepPlan: a plan that is kept is the one that would be made") {
+  TEST_CASE("StepPlan: a plan that is kept equals the one that would be made") {
     StepPlan kept;
     std::uint32_t answers = 0;
     for (std::uint64_t round = 0; round < 400; ++round) {
@@ -356,15 +355,14 @@ TEST_SUITE("eviction") {
     CHECK(plan.must_leave(2));
   }
 
-  TEST_CASE("StepPlan: what blocks unknown to the record take up is not planned with") {
+  TEST_CASE("StepPlan: bytes of blocks unknown to the record are not available to the plan") {
     AccessSchedule const schedule = reading({64, 64, 64}, {0, 1, 2, 1, 0});
     StepPlan plan{exact};
     plan.make(schedule, 192, 64, all);
     CHECK(plan.must_leave(4));
   }
 
-  TEST_CASE(
-      "StepPlan: a block that is overwritten next leaves for nothing, and no other in its place") {
+  TEST_CASE("StepPlan: a block that is overwritten next leaves without cost, before any other") {
     AccessSchedule const schedule = repeating({64, 64, 64},
                                               {{0, Access::read},
                                                {1, Access::read},
@@ -381,7 +379,7 @@ TEST_SUITE("eviction") {
     CHECK(!plan.leaves_for_nothing(unknown_entry));
   }
 
-  TEST_CASE("StepPlan: a capacity that no plan can keep makes one without returns") {
+  TEST_CASE("StepPlan: a capacity that no plan can meet gives a plan without returns") {
     AccessSchedule const schedule = reading({64, 64, 64}, {0, 1, 2, 1, 0});
     StepPlan plan;
     plan.make(schedule, 32, 0, all);
@@ -390,7 +388,7 @@ TEST_SUITE("eviction") {
     }
   }
 
-  TEST_CASE("StepPlan: a cleared plan lets nothing leave but what is not used again") {
+  TEST_CASE("StepPlan: a cleared plan evicts only blocks that are not used again") {
     AccessSchedule const schedule = reading({64, 64, 64}, {0, 1, 2, 1, 0});
     StepPlan plan{exact};
     plan.make(schedule, 128, 0, all);
@@ -400,7 +398,8 @@ TEST_SUITE("eviction") {
     CHECK(plan.leaves_for_nothing(never_entry));
   }
 
-  TEST_CASE("StepPlan: blocks come back early at the price that is allowed, else just in time") {
+  TEST_CASE(
+      "StepPlan: blocks come back early at the price that is allowed, otherwise just in time") {
     // Three loops over ten blocks, of which eight fit: two are away, and room for one more takes a
     // third away.
     std::vector<std::size_t> const sizes(10, 64);
@@ -424,14 +423,14 @@ TEST_SUITE("eviction") {
     }
   }
 
-  TEST_CASE("StepPlan: the more has to be away, the more bytes early returns may cost") {
+  TEST_CASE("StepPlan: the more bytes must be away, the more bytes early returns may cost") {
     // Four loops over a hundred blocks, from which blocks may come back sixteen uses early.
     std::vector<std::uint32_t> step;
     for (std::uint32_t i = 0; i < 400; ++i) {
       step.push_back(i % 100);
     }
     AccessSchedule const schedule = reading(std::vector<std::size_t>(100, 64), step);
-    // How many uses before the one that they are needed for blocks may be back, summed.
+    // The sum over all blocks of how many uses before they are needed they may be back.
     auto const early_uses = [&](std::size_t fitting, double of_excess) {
       StepPlan plan{{.ahead_ops = 16,
                      .most_extra = 0.0,
@@ -448,8 +447,8 @@ TEST_SUITE("eviction") {
     CHECK(early_uses(95, 100.0) == early_uses(95, 0.0));  // less than a tenth has to be away
   }
 
-  // The plan is played moment by moment, which a plan must allow that has room for its returns.
-  TEST_CASE("StepPlan: what is left of any step fits at each moment if one use at a time does") {
+  // Plays the plan moment by moment, to check that there is room for its returns.
+  TEST_CASE("StepPlan: the rest of any step fits at each moment if each single use fits") {
     std::uint32_t leaving = 0;
     for (std::uint64_t seed = 1; seed <= 300; ++seed) {
       CAPTURE(seed);

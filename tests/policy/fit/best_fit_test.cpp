@@ -17,7 +17,7 @@ using spillway::testing::CheckedFit;
 }  // namespace
 
 TEST_SUITE("fit") {
-  TEST_CASE("BestFit: names the smallest range that fits, at its low end") {
+  TEST_CASE("BestFit: finds the smallest range that fits, at its low end") {
     CheckedFit<BestFit> index{100};
     for (std::uint32_t const size : {500U, 100U, 300U, 200U, 400U}) {
       index.insert(size);

@@ -31,7 +31,7 @@ struct PlacedRanges {
     ++table.free_ranges;
     return node;
   }
-  /// So that there are `free_ranges` in all.
+  /// Adds ranges until there are `free_ranges` in all.
   void insert_small(std::size_t free_ranges) {
     for (std::uint32_t first = 1'000'000; table.free_ranges < free_ranges; first += 2) {
       insert(first, 1);
@@ -46,8 +46,7 @@ struct PlacedRanges {
 }  // namespace
 
 TEST_SUITE("fit") {
-  TEST_CASE(
-      "SegregatedFit: names no range that is more than a class larger than one of the next class") {
+  TEST_CASE("SegregatedFit: finds no range more than one class larger than one of the next class") {
     std::mt19937_64 random{11};
     for (std::size_t const taken_ranges : {1000U, 100'000U}) {
       CheckedFit<SegregatedFit> index{taken_ranges};
@@ -64,7 +63,7 @@ TEST_SUITE("fit") {
     }
   }
 
-  TEST_CASE("SegregatedFit: takes the newest range of the own class if it fits") {
+  TEST_CASE("SegregatedFit: takes the newest range of its own class if that fits") {
     CheckedFit<SegregatedFit> index{100'000};
     index.insert(10'000);
     std::uint32_t const newest = index.insert(9990);
@@ -75,7 +74,7 @@ TEST_SUITE("fit") {
     CHECK(index.find(9995).node == next_class);  // though the older one would do
   }
 
-  TEST_CASE("SegregatedFit: an exact fit is taken wherever it is while there are few ranges") {
+  TEST_CASE("SegregatedFit: with few ranges, an exact fit is always found") {
     for (bool const has_few_free : {false, true}) {
       for (bool const has_few_taken : {false, true}) {
         PlacedRanges ranges;
@@ -88,7 +87,7 @@ TEST_SUITE("fit") {
     }
   }
 
-  TEST_CASE("SegregatedFit: of few ranges that do not fit exactly one of the outermost is cut") {
+  TEST_CASE("SegregatedFit: with few ranges and no exact fit, the lowest or the highest is cut") {
     struct Sizes {
       std::uint32_t low = 0;
       std::uint32_t middle = 0;
@@ -113,7 +112,7 @@ TEST_SUITE("fit") {
     CHECK(find_100({200, 100, 300}) == Fit{5000, false});
   }
 
-  TEST_CASE("SegregatedFit: a block is large from twice the mean on") {
+  TEST_CASE("SegregatedFit: a block counts as large from twice the mean size on") {
     for (std::size_t const free_ranges : {1U, 9U}) {  // few, and more than that
       PlacedRanges ranges;
       ranges.insert(0, 100'000);

@@ -30,7 +30,7 @@ TEST_SUITE("prefetch") {
     CHECK(rig.wanted() == std::vector{24U, 23U, 22U});
   }
 
-  TEST_CASE("ReverseOrder: unless told it looks at 64 blocks, however many are left") {
+  TEST_CASE("ReverseOrder: by default it considers 64 blocks, however many there are") {
     PrefetchRig<ReverseOrder> rig{200};
     for (std::uint32_t i = 0; i < 200; ++i) {
       rig.use(i);
@@ -41,7 +41,7 @@ TEST_SUITE("prefetch") {
     CHECK(rig.wanted().size() == 64);
   }
 
-  TEST_CASE("ReverseOrder: gradients made on the way do not disturb it") {
+  TEST_CASE("ReverseOrder: gradients made during the pass do not disturb it") {
     PrefetchRig<ReverseOrder> rig{80, ReverseOrder{{.lookahead_ops = 2}}};
     for (std::uint32_t i = 0; i < 40; ++i) {
       rig.use(i);
@@ -54,7 +54,8 @@ TEST_SUITE("prefetch") {
     CHECK(rig.wanted() == std::vector{19U, 18U});
   }
 
-  TEST_CASE("ReverseOrder: a use of one of the last eight new blocks says nothing") {
+  TEST_CASE(
+      "ReverseOrder: a use of one of the eight newest blocks does not start a backward pass") {
     for (std::uint32_t const first : {31U, 32U}) {
       CAPTURE(first);
       PrefetchRig<ReverseOrder> rig{40};
@@ -64,11 +65,11 @@ TEST_SUITE("prefetch") {
       rig.use(first);
       rig.use(30);
       rig.use(29);
-      CHECK(rig.wanted().empty() == (first == 32));  // two uses in a row prove nothing yet
+      CHECK(rig.wanted().empty() == (first == 32));  // two consecutive uses are not enough yet
     }
   }
 
-  TEST_CASE("ReverseOrder: a use of a block far behind the last one begins a new row") {
+  TEST_CASE("ReverseOrder: a use of a block far behind the last one starts a new pass") {
     for (std::uint32_t const later : {28U, 29U}) {
       CAPTURE(later);
       PrefetchRig<ReverseOrder> rig{40, ReverseOrder{{.lookahead_ops = 1}}};
@@ -94,7 +95,7 @@ TEST_SUITE("prefetch") {
     }
   }
 
-  TEST_CASE("ReverseOrder: a freed block leaves the order of the others as it is") {
+  TEST_CASE("ReverseOrder: freeing a block does not change the order of the others") {
     PrefetchRig<ReverseOrder> rig{40, ReverseOrder{{.lookahead_ops = 3}}};
     for (std::uint32_t i = 0; i < 40; ++i) {
       rig.use(i);

@@ -20,7 +20,7 @@ using testing::PrefetchRig;
 }  // namespace
 
 TEST_SUITE("prefetch") {
-  TEST_CASE("ScheduleLookahead: what is used next is wanted first, each block once") {
+  TEST_CASE("ScheduleLookahead: blocks are wanted in the order of their next uses, each once") {
     PrefetchRig<ScheduleLookahead> rig{4};
     for (int step = 0; step < 2; ++step) {
       rig.begin();
@@ -36,7 +36,7 @@ TEST_SUITE("prefetch") {
     CHECK(rig.wanted() == std::vector{0U, 2U, 1U, 3U});
   }
 
-  TEST_CASE("ScheduleLookahead: the end of the step does not end the view") {
+  TEST_CASE("ScheduleLookahead: the lookahead continues into the next step") {
     PrefetchRig<ScheduleLookahead> rig{3};
     for (int step = 0; step < 2; ++step) {
       rig.begin();
@@ -47,7 +47,7 @@ TEST_SUITE("prefetch") {
     CHECK(rig.wanted() == std::vector{0U, 1U, 2U});
   }
 
-  TEST_CASE("ScheduleLookahead: what is overwritten next is not wanted") {
+  TEST_CASE("ScheduleLookahead: a block that is overwritten next is not wanted") {
     PrefetchRig<ScheduleLookahead> rig{3};
     for (int step = 0; step < 2; ++step) {
       rig.begin();
@@ -58,7 +58,7 @@ TEST_SUITE("prefetch") {
     CHECK(rig.wanted() == std::vector{0U, 2U});
   }
 
-  TEST_CASE("ScheduleLookahead: it looks as far ahead as it is told") {
+  TEST_CASE("ScheduleLookahead: it looks as far ahead as the option says") {
     PrefetchRig<ScheduleLookahead> rig{
         4, ScheduleLookahead{{.lookahead_ops = 2, .max_inflight_bytes = 4096}}};
     for (int step = 0; step < 2; ++step) {
@@ -72,7 +72,8 @@ TEST_SUITE("prefetch") {
     CHECK(ScheduleLookahead{}.max_inflight_bytes() == std::numeric_limits<std::size_t>::max());
   }
 
-  TEST_CASE("ScheduleLookahead: the next uses are in sight at once, those beyond them in turn") {
+  TEST_CASE(
+      "ScheduleLookahead: the nearest uses are always considered, those farther ahead by turns") {
     constexpr std::uint32_t lookahead = 400;
     PrefetchRig<ScheduleLookahead> rig{500, ScheduleLookahead{{.lookahead_ops = lookahead}}};
     for (int step = 0; step < 2; ++step) {
@@ -85,20 +86,20 @@ TEST_SUITE("prefetch") {
     for (std::uint32_t used = 0; used < 100; ++used) {
       std::vector<std::uint32_t> const wanted = rig.wanted();
       REQUIRE(wanted.size() >= 64);
-      CHECK(wanted.size() < 128);  // a call costs no more, however far it sees
+      CHECK(wanted.size() < 128);  // the cost of a call does not depend on the lookahead
       CHECK(std::is_sorted(wanted.begin(), wanted.end()));
       CHECK(wanted.front() == used);
       CHECK(wanted[63] == used + 63);
       CHECK(wanted.back() < used + lookahead);
       seen.insert(wanted.begin(), wanted.end());
       if (used == (lookahead - 64) / 16) {
-        CHECK(seen.size() >= lookahead);  // each, in the course of as many uses
+        CHECK(seen.size() >= lookahead);  // each block, within as many uses
       }
       rig.use(used);
     }
   }
 
-  TEST_CASE("ScheduleLookahead: to be told to look beyond the step is to look as far as it goes") {
+  TEST_CASE("ScheduleLookahead: a lookahead longer than the step equals one as long as the step") {
     constexpr std::uint32_t length = 500;
     PrefetchRig<ScheduleLookahead> far{length, ScheduleLookahead{{.lookahead_ops = length}}};
     PrefetchRig<ScheduleLookahead> beyond{

@@ -13,7 +13,8 @@ TEST_SUITE("recompute_if_cheaper") {
     CHECK_FALSE(policy.prefers_recompute({.copy_ns = 100, .recompute_ns = 101}));
   }
 
-  TEST_CASE("RecomputeIfCheaper: a block is made again if that takes at most a share of a copy") {
+  TEST_CASE(
+      "RecomputeIfCheaper: a block is made again if that takes at most a given part of a copy") {
     RecomputeIfCheaper const quarter{0.25};
     CHECK(quarter.prefers_recompute({.copy_ns = 100, .recompute_ns = 25}));
     CHECK_FALSE(quarter.prefers_recompute({.copy_ns = 100, .recompute_ns = 26}));
@@ -22,7 +23,7 @@ TEST_SUITE("recompute_if_cheaper") {
     CHECK_FALSE(none.prefers_recompute({.copy_ns = 100, .recompute_ns = 1}));
   }
 
-  TEST_CASE("RecomputeIfCheaper: recipes have their price in a plan if that is asked for") {
+  TEST_CASE("RecomputeIfCheaper: plans count the cost of recipes if the option says so") {
     RecomputeIfCheaper const quarter{0.25, true};
     CHECK(quarter.plan_share({.copy_ns = 100, .recompute_ns = 0}) == 0);
     CHECK(quarter.plan_share({.copy_ns = 100, .recompute_ns = 5}) == doctest::Approx(0.2));
@@ -32,7 +33,7 @@ TEST_SUITE("recompute_if_cheaper") {
     CHECK(RecomputeIfCheaper{1}.plan_share({.copy_ns = 100, .recompute_ns = 0}) == 1);
   }
 
-  TEST_CASE("AlwaysRecompute: a block is made again, whatever that takes") {
+  TEST_CASE("AlwaysRecompute: a block is made again at any cost") {
     CHECK(AlwaysRecompute{}.prefers_recompute({.copy_ns = 0, .recompute_ns = 1e9}));
   }
 }

@@ -12,14 +12,14 @@ namespace {
 
 constexpr std::size_t limit = 1024;
 
-/// A policy that knows of the limit: the first step begins.
+/// A policy that was told the limit, at the begin of the first step.
 TunedRecompute begun() {
   TunedRecompute policy;
   policy.on_step(0, limit);
   return policy;
 }
 
-/// The rule by which the policy decides now.
+/// The rule that the policy uses now.
 std::size_t rule_of(TunedRecompute const& policy) {
   for (std::size_t i = 0; i < TunedRecompute::rules.size(); ++i) {
     auto const [share, prices_plans] = TunedRecompute::rules[i];
@@ -51,7 +51,7 @@ constexpr std::size_t last = TunedRecompute::rules.size() - 1;
 }  // namespace
 
 TEST_SUITE("tuned_recompute") {
-  TEST_CASE("TunedRecompute: each rule is tried, and the one with the fastest steps stays") {
+  TEST_CASE("TunedRecompute: each rule is tried, and the one with the fastest steps is kept") {
     for (std::size_t fastest = 0; fastest <= last; ++fastest) {
       CAPTURE(fastest);
       TunedRecompute policy = begun();
@@ -66,13 +66,13 @@ TEST_SUITE("tuned_recompute") {
     }
   }
 
-  TEST_CASE("TunedRecompute: rules that make no difference leave the first") {
+  TEST_CASE("TunedRecompute: if the rules make no difference, the first is kept") {
     TunedRecompute policy = begun();
     run(policy, TunedRecompute::steps_to_tune, [](std::size_t) { return 100.; });
     CHECK(rule_of(policy) == 0);
   }
 
-  TEST_CASE("TunedRecompute: steps in which a rule settles are not measured") {
+  TEST_CASE("TunedRecompute: the steps just after a change of rule are not measured") {
     TunedRecompute policy = begun();
     std::size_t step = 0;
     run(policy, TunedRecompute::steps_to_tune, [&](std::size_t rule) {
@@ -83,7 +83,7 @@ TEST_SUITE("tuned_recompute") {
     CHECK(rule_of(policy) == 0);
   }
 
-  TEST_CASE("TunedRecompute: one step that something else slows does not decide") {
+  TEST_CASE("TunedRecompute: one step slowed by something else does not decide") {
     for (std::size_t slowed = 0; slowed < TunedRecompute::measured_steps; ++slowed) {
       TunedRecompute policy = begun();
       std::size_t step = 0;
@@ -95,7 +95,7 @@ TEST_SUITE("tuned_recompute") {
     }
   }
 
-  TEST_CASE("TunedRecompute: steps that are fast and slow by turns count on average") {
+  TEST_CASE("TunedRecompute: steps that are fast and slow by turns count by their average") {
     TunedRecompute policy = begun();
     std::size_t step = 0;
     run(policy, TunedRecompute::steps_to_tune, [&](std::size_t rule) {
@@ -104,7 +104,7 @@ TEST_SUITE("tuned_recompute") {
     CHECK(rule_of(policy) == last);
   }
 
-  TEST_CASE("TunedRecompute: tuning begins anew, since a program changes") {
+  TEST_CASE("TunedRecompute: tuning is repeated from time to time") {
     TunedRecompute policy = begun();
     auto const fastest_last = [](std::size_t rule) { return 200 - static_cast<double>(rule); };
     run(policy, TunedRecompute::steps_to_tune, fastest_last);
@@ -120,7 +120,7 @@ TEST_SUITE("tuned_recompute") {
     CHECK(rule_of(policy) == 0);
   }
 
-  TEST_CASE("TunedRecompute: tuning begins anew under another limit") {
+  TEST_CASE("TunedRecompute: tuning begins again if the limit changes") {
     TunedRecompute policy = begun();
     run(policy, TunedRecompute::steps_to_tune, [](std::size_t rule) {
       return 200 - static_cast<double>(rule);
@@ -132,7 +132,7 @@ TEST_SUITE("tuned_recompute") {
     CHECK(rule_of(policy) == 0);
   }
 
-  TEST_CASE("TunedRecompute: a program that says of no step keeps the first rule") {
+  TEST_CASE("TunedRecompute: a program that never marks a step keeps the first rule") {
     TunedRecompute policy = begun();
     run(policy, 100, [](std::size_t) { return 0.; });
     CHECK(rule_of(policy) == 0);

@@ -11,8 +11,8 @@
 
 namespace spillway::test {
 
-/// A model of `FileIoApi` that can do what the concept asks and nothing else: it is made from a
-/// number, copied, and called without `const`.
+/// A model of `FileIoApi` that has only what the concept requires: it is made from a number,
+/// copied, and called without `const`.
 class FileIoArchetype {
  public:
   explicit FileIoArchetype(int /*unused*/) {}

@@ -23,12 +23,11 @@
 #include <string_view>
 #include <vector>
 
-/// Policies and a device that have what their concepts ask for and nothing else: a template that is
-/// instantiated with them uses no more than the concepts promise. They work, so it
-/// can be run, too.
+/// Policies and a device that have only what their concepts require: a template that compiles with
+/// them uses nothing else. They work, so it can be run, too.
 namespace spillway::test {
 
-/// What no concept asks for unless it says so.
+/// Operations that no concept requires unless it says so.
 struct NotCopyable {
   NotCopyable() = default;
   NotCopyable(NotCopyable const&) = delete;
@@ -63,7 +62,7 @@ class EvictionArchetype : MovableOnly {
   std::vector<BlockId> ids_;
 };
 
-/// The same with what `SpeculativeEvictionPolicy` asks for besides.
+/// The same with what `SpeculativeEvictionPolicy` requires in addition.
 class SpeculativeEvictionArchetype : public EvictionArchetype {
  public:
   template <class Inspect>
