@@ -221,6 +221,9 @@ BasicShareTable<Lazy>::~BasicShareTable() {
 template <class Lazy>
 void BasicShareTable<Lazy>::open(std::string const& file) {
   constexpr mode_t for_the_user_alone = 0600;
+  constexpr char const* no_table =
+      "the file is not one by which programs with this version of the library share a device: "
+      "remove it, or name another one";
   fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, for_the_user_alone);
   if (fd_ < 0) {
     throw std::system_error{errno, std::generic_category(), file};
@@ -231,7 +234,7 @@ void BasicShareTable<Lazy>::open(std::string const& file) {
     throw_error("fstat");
   }
   expects(status.st_size == 0 || static_cast<std::size_t>(status.st_size) == sizeof(Layout),
-          "the file is not one by which programs share a device");
+          no_table);
   if (status.st_size == 0 && ::ftruncate(fd_, sizeof(Layout)) != 0) {
     throw_error("ftruncate");
   }
@@ -240,8 +243,7 @@ void BasicShareTable<Lazy>::open(std::string const& file) {
     throw_error("mmap");
   }
   table_ = static_cast<Layout*>(memory);
-  expects(table_->kind == kind || table_->kind == 0,
-          "the file is not one by which programs share a device");
+  expects(table_->kind == kind || table_->kind == 0, no_table);
   table_->kind = kind;
 }
 
