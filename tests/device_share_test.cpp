@@ -140,6 +140,17 @@ std::unique_ptr<Program> join(Program& first, std::filesystem::path const& file)
   return joining.get();
 }
 
+/// Makes a second program, and 512 KiB of blocks in each, so that each program has half the memory.
+std::unique_ptr<Program> join_and_fill(Program& first, std::filesystem::path const& file) {
+  auto second = join(first, file);
+  first.make(8);
+  second->make(8);
+  second->share->update();
+  first.share->update();
+  second->share->update();
+  return second;
+}
+
 }  // namespace
 
 TEST_SUITE("DeviceShare") {
@@ -330,12 +341,7 @@ TEST_SUITE("DeviceShare") {
     ShareOptions options;
     options.patience = 0ms;
     Program first{folder.path() / "table", options};
-    auto const second = join(first, folder.path() / "table");
-    first.make(8);
-    second->make(8);
-    second->share->update();
-    first.share->update();
-    second->share->update();
+    auto const second = join_and_fill(first, folder.path() / "table");
     auto const of_first = lease_all(first);
     auto of_second = lease_all(*second);
 
@@ -368,12 +374,7 @@ TEST_SUITE("DeviceShare") {
     TemporaryFolder folder;
     ToldClock::time = {};
     Program first{folder.path() / "table"};
-    auto const second = join(first, folder.path() / "table");
-    first.make(8);
-    second->make(8);
-    second->share->update();
-    first.share->update();
-    second->share->update();
+    auto const second = join_and_fill(first, folder.path() / "table");
     auto of_first = lease_all(first);
     auto const of_second = lease_all(*second);
 

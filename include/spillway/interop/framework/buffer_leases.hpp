@@ -253,7 +253,6 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   void begin_step() {
     Base::begin_step();
     Guard const guard{mutex_};
-    largest_.begin_step();
     most_pinned_.begin_step();
   }
   /// Orders operations that use the same variables; see `ObjectOrder`.
@@ -323,28 +322,8 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
  private:
   using Guard = typename Base::Guard;
   using Missing = typename Base::Missing;
+  using Base::largest_;
   using Base::mutex_;
-
-  /// Keeps the maximum of numbers. The maximum counts as known after a whole step in which it has
-  /// not grown.
-  class Largest {
-   public:
-    void add(std::size_t number) noexcept {
-      if (number > value_) {
-        value_ = number;
-        has_grown_ = true;
-        is_known_ = false;
-      }
-    }
-    void begin_step() noexcept { is_known_ = !std::exchange(has_grown_, false); }
-    [[nodiscard]] std::size_t value() const noexcept { return value_; }
-    [[nodiscard]] bool is_known() const noexcept { return is_known_; }
-
-   private:
-    std::size_t value_ = 0;
-    bool has_grown_ = true;  // since the last step began; the first step is taken to be incomplete
-    bool is_known_ = false;
-  };
 
   [[nodiscard]] Entry* find(void* address) const {
     auto const found = buffers_.find(address);
@@ -446,10 +425,9 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   ObjectOrder objects_;
   Sizes sizes_{};
   std::string failure_;
-  Frame all_open_{};     // the head of a ring of all open frames
-  int open_frames_ = 0;  // only those with `may_wait`
-  Largest most_pinned_;  // bytes that one frame has pinned
-  Largest largest_;      // bytes of one buffer
+  Frame all_open_{};                    // the head of a ring of all open frames
+  int open_frames_ = 0;                 // only those with `may_wait`
+  typename Base::Largest most_pinned_;  // bytes that one frame has pinned
 };
 
 template <class Allocator>
@@ -474,7 +452,6 @@ void* BufferLeases<Allocator>::try_allocate(std::size_t bytes, Frame* frame) {
         sizes_.bytes += bytes;
         sizes_.peak_bytes = std::max(sizes_.peak_bytes, sizes_.bytes);
         sizes_.largest_bytes = std::max(sizes_.largest_bytes, bytes);
-        largest_.add(bytes);
         this->count_bytes(static_cast<std::ptrdiff_t>(bytes));
         sizes_.fixed_bytes += bytes;
       });

@@ -256,6 +256,27 @@ class OperandLeases {
   using Guard = std::unique_lock<std::mutex>;
   using Missing = typename Traits::Missing;
 
+  /// Keeps the maximum of numbers. The maximum counts as known after a whole step in which it has
+  /// not grown.
+  class Largest {
+   public:
+    void add(std::size_t number) noexcept {
+      if (number > value_) {
+        value_ = number;
+        has_grown_ = true;
+        is_known_ = false;
+      }
+    }
+    void begin_step() noexcept { is_known_ = !std::exchange(has_grown_, false); }
+    [[nodiscard]] std::size_t value() const noexcept { return value_; }
+    [[nodiscard]] bool is_known() const noexcept { return is_known_; }
+
+   private:
+    std::size_t value_ = 0;
+    bool has_grown_ = true;  // since the last step began; the first step is taken to be incomplete
+    bool is_known_ = false;
+  };
+
   /// `memory` is not owned and must outlive this object. Its option `lease_wait` should be zero:
   /// threads wait for each other in this class, which knows which of them can continue.
   ///
@@ -388,8 +409,7 @@ class OperandLeases {
   /// Counts an allocation; if `bytes` is negative, one that was freed. The caller holds the lock.
   void count_bytes(std::ptrdiff_t bytes) noexcept {
     all_bytes_ += static_cast<std::size_t>(bytes);
-    largest_bytes_ =
-        std::max(largest_bytes_, static_cast<std::size_t>(std::max<std::ptrdiff_t>(bytes, 0)));
+    largest_.add(static_cast<std::size_t>(std::max<std::ptrdiff_t>(bytes, 0)));
     update_nearness();
   }
   /// Allocates a block and leases it for writing. Tries again as long as room can be made.
@@ -482,6 +502,7 @@ class OperandLeases {
   Allocator* memory_;
   mutable std::mutex mutex_;  // guards all members that are not atomic, here and in derived classes
   std::size_t capacity_bytes_{memory_->stats().capacity_bytes};
+  Largest largest_;  // bytes of one allocation
   OperationCounts counts_{};
   std::atomic<CodecChoice> default_codec_{CodecChoice::none};
   std::atomic<bool> is_enabled_{true};
@@ -508,7 +529,8 @@ class OperandLeases {
   /// Decides whether pressure is near: if twice the bytes that are allocated, or eight more
   /// allocations of the largest size, would not fit. The caller holds the lock.
   void update_nearness() noexcept {
-    is_pressure_near_.store(all_bytes_ + std::max(all_bytes_, 8 * largest_bytes_) > capacity_bytes_,
+    is_pressure_near_.store(all_bytes_ + std::max(all_bytes_, 8 * largest_.value()) >
+                                capacity_bytes_,
                             std::memory_order_relaxed);
   }
   /// Makes room after an allocation has failed. @returns whether the allocation should be tried
@@ -573,7 +595,6 @@ class OperandLeases {
   std::chrono::milliseconds patience_;
   Limited limited_{*this};
   std::shared_ptr<Share> share_;
-  std::size_t largest_bytes_ = 0;  // size of the largest allocation so far
   bool is_in_child_ = false;
   std::condition_variable changed_;
   Entry all_{};                // the head of a ring of all entries
@@ -698,6 +719,7 @@ void OperandLeases<Traits>::begin_step() {
   Stats const now = memory_->stats();
   std::uint64_t const evictions = now.evicted().count;
   Guard const guard{mutex_};
+  largest_.begin_step();
   bool const is_calm = evictions == std::exchange(evictions_seen_, evictions);
   if (is_calm && now.resident.bytes.current == now.allocated.bytes.current) {
     is_under_pressure_ = false;  // leases are kept again, from the next use on
