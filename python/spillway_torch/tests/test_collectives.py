@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Communication uses the address of a tensor after the call that began it has returned, until the communication has ended."""
+import sys
+
 import pytest
 import torch.distributed as dist
+from conftest import LEAVE, run_together
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo")
 
@@ -20,17 +23,9 @@ dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 @pytest.fixture
 def pair(tmp_path):
     """A function that runs code in two communicating processes and returns the output of each."""
-    import os
-    import subprocess
-    import sys
-
     def run(code):
-        started = [subprocess.Popen([sys.executable, "-c", PAIR + code, str(rank), str(tmp_path / "meet")],
-                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-                                    env={**os.environ, "OMP_NUM_THREADS": "1"}) for rank in range(2)]
-        ended = [one.communicate(timeout=300) for one in started]
-        assert [one.returncode for one in started] == [0, 0], [error[-2000:] for _, error in ended]
-        return [out for out, _ in ended]
+        return run_together([[sys.executable, "-c", PAIR + code + LEAVE, str(rank), str(tmp_path / "meet")] for rank in range(2)],
+                            tmp_path)
     return run
 
 

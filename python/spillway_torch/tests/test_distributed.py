@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+import textwrap
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import LEAVE, free_port, run_together
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo")
 
@@ -36,7 +38,7 @@ def is_kept():
 def end():
     dist.barrier()
     dist.destroy_process_group()
-"""
+""" + textwrap.indent(LEAVE, "    ")
 
 
 @pytest.fixture
@@ -47,13 +49,9 @@ def world(tmp_path):
     def run(code, processes, limit=64 << 20):
         nonlocal runs
         runs += 1
-        started = [subprocess.Popen([sys.executable, "-c", BEGIN + code, str(rank), str(processes),
-                                     str(tmp_path / f"meet{runs}"), str(limit)], stdout=subprocess.PIPE,
-                                    stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-                                    env={**os.environ, "OMP_NUM_THREADS": "1"}) for rank in range(processes)]
-        ended = [one.communicate(timeout=300) for one in started]
-        assert [one.returncode for one in started] == [0] * processes, [error[-3000:] for _, error in ended]
-        return [out.splitlines()[-1] for out, _ in ended]
+        commands = [[sys.executable, "-c", BEGIN + code, str(rank), str(processes), str(tmp_path / f"meet{runs}"), str(limit)]
+                    for rank in range(processes)]
+        return [out.splitlines()[-1] for out in run_together(commands, tmp_path)]
     return run
 
 
@@ -215,8 +213,8 @@ def train(name, rest):
 # The one in C++ comes first: callbacks in Python give the backend's threads the hook.
 hooks = ("builtin", "fp16_compress_hook", "bf16_compress_hook", "summing", "powerSGD_hook")
 different = [name for name in hooks if train(name, lambda: None) != train(name, evict)]
-end()
 print(different)
+end()
 """
 
 
@@ -264,7 +262,7 @@ end()
 def test_torchrun(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("""
-import os, torch, torch.distributed as dist, spillway_torch
+import sys, torch, torch.distributed as dist, spillway_torch
 torch.set_num_threads(1)
 spillway_torch.install(device="cpu", limit=16 << 20, least_bytes=1)
 spillway_torch.set_enabled_lms(True)
@@ -280,7 +278,7 @@ for _ in range(2):
 dist.barrier()
 open(f"done{dist.get_rank()}", "w").write(str(spillway_torch.memory_stats()["swap_outs"] > 0))
 dist.destroy_process_group()
-""")
+""" + LEAVE)
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
                            str(program)], capture_output=True, text=True, timeout=300, cwd=tmp_path,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -289,7 +287,6 @@ dist.destroy_process_group()
 
 
 def test_remote_procedure_calls_take_and_return_what_is_away(tmp_path):
-    from conftest import free_port
     code = """
 import os, sys, torch, spillway_torch
 torch.set_num_threads(1)
@@ -327,13 +324,9 @@ rpc.shutdown()
 """
     program = tmp_path / "program.py"
     program.write_text(code)
-    started = [subprocess.Popen([sys.executable, str(program), str(rank)], stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-                                env={**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-                                     "OMP_NUM_THREADS": "1"}) for port in [free_port()] for rank in range(2)]
-    ended = [one.communicate(timeout=300) for one in started]
-    assert [one.returncode for one in started] == [0, 0], [error[-2000:] for _, error in ended]
-    assert ended[0][0] == "True False\n"
+    outs = run_together([[sys.executable, str(program), str(rank)] for rank in range(2)], tmp_path,
+                        MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+    assert outs[0] == "True False\n"
 
 
 @pytest.mark.skipif(not hasattr(torch._C, "_remove_obj_from_tls"), reason="this PyTorch cannot take the object away again")

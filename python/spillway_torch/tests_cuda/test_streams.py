@@ -183,6 +183,8 @@ def test_futures_pass_what_is_away_from_one_stream_to_another(lms, make):
 def test_hooks_of_communication_pass_gradients_on(script):
     """The hooks run in threads of the process group, where an error would end the process."""
     code = """
+import os
+import sys
 import threading
 import torch
 import torch.distributed as dist
@@ -222,6 +224,8 @@ finally:
     thread.join()
 print(all(map(torch.equal, wanted, got)), spillway_torch.memory_stats()["reclaimed"] > 10)
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # see `LEAVE` of the other tests
 """
     assert script(code).split() == ["True", "True"]
 
