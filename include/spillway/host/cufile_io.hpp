@@ -101,6 +101,7 @@ class CuFileIo {
     template <class Device>
       requires std::same_as<typename Device::stream_type, CUstream>
     [[nodiscard]] bool try_enqueue(Device& device, FileTransfer& transfer, CUstream stream) {
+      // Static, since cuFile reads it when the stream runs the transfer. Nothing writes it.
       static off_t none = 0;
       auto const call = transfer.is_write ? &cuFileWriteAsync : &cuFileReadAsync;
       auto* const offset = reinterpret_cast<off_t*>(&transfer.offset);

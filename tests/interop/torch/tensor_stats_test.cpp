@@ -165,6 +165,13 @@ TEST_SUITE("tensor_stats") {
     CHECK(snapshot.changes[0].kind == MemorySnapshot::Change::Kind::take);
     CHECK(snapshot.changes[1].kind == MemorySnapshot::Change::Kind::leave);
     CHECK(snapshot.changes[1].id == during.id());
+    program.memory.observer().record(true, 1);
+    Buffer const last = program.written(1_MiB);
+    program.memory.swap_out(last.id());
+    auto const newest = program.memory.observer().history();
+    REQUIRE(newest.size() == 1);
+    CHECK(newest[0].kind == RecordKind::swap_out);
+    CHECK(newest[0].block == last.id());
     program.memory.observer().record(false, 0);
     program.memory.observer().clear_history();
     CHECK(program.memory.observer().history().empty());
