@@ -40,7 +40,8 @@ TEST_SUITE("DeviceShare") {
                         {.file = folder.path() / "table",
                          .least_bytes = block_bytes,
                          .period = 1ms,
-                         .idle_after = 5ms}};
+                         .idle_after = 5ms,
+                         .patience = 10min}};
       auto const stream = memory.create_stream();
       for (int phase = 0; phase < 4; ++phase) {
         std::vector<SmallBuffer> buffers;

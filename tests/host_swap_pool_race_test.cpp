@@ -71,10 +71,10 @@ class Worker {
   void run(int rounds) {
     for (int round = 0; round < rounds; ++round) {
       std::size_t const bytes = 1 + random_() % world_->most_bytes;
-      auto const id = take(bytes);
-      if (!id) {
+      auto id = take(bytes);
+      while (!id) {  // until other threads give back what they have taken
         std::this_thread::yield();
-        continue;
+        id = take(bytes);
       }
       carry(*id, bytes);
     }

@@ -167,7 +167,9 @@ TEST_SUITE("allocator_race") {
 
   TEST_CASE("DeviceAllocator: a thread waits for another's lease instead of failing") {
     spillway::SimApi device{{.capacity_bytes = 64_MiB}};
-    Allocator allocator{device, small(1_MiB)};
+    Allocator::Options options = small(1_MiB);
+    options.paging.lease_wait = std::chrono::hours{1};
+    Allocator allocator{device, options};
     auto const stream = device.create_stream();
     Buffer held{allocator, 768_KiB};
     auto lease = held.acquire(Access::write, stream);

@@ -247,7 +247,7 @@ SHARING = """
 import pathlib, sys, tensorflow as tf, spillway_tf
 spillway_tf.install(limit=64 << 20, least_bytes=4096)
 spillway_tf.set_lms_enabled(True)
-spillway_tf.share(sys.argv[1], least="12MiB", idle_after=0.2)
+spillway_tf.share(sys.argv[1], least="12MiB", idle_after=0.2, patience=600)
 pile = [tf.fill((1 << 20, 8), tf.constant(i, tf.uint8)) for i in range(7)]
 own, other = (pathlib.Path(sys.argv[1] + name) for name in sys.argv[2])
 def work_until(is_enough):
@@ -283,7 +283,7 @@ import pathlib, sys, tensorflow as tf, spillway_tf
 tf.config.threading.set_inter_op_parallelism_threads(1)
 spillway_tf.install(limit=64 << 20, least_bytes=4096)
 spillway_tf.set_lms_enabled(True)
-spillway_tf.share(sys.argv[1], least="4MiB", idle_after=0.2)
+spillway_tf.share(sys.argv[1], least="4MiB", idle_after=0.2, patience=600)
 own, other = (pathlib.Path(sys.argv[1] + name) for name in sys.argv[2])
 x = tf.fill((6 << 20,), tf.constant(float(sys.argv[2])))  # 24 MiB
 for turn in range(6):

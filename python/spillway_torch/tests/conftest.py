@@ -122,11 +122,3 @@ def run_together(commands, folder, **environment):
     codes = [one.returncode for one in started]
     assert not any(codes), "\n".join([f"exit codes {codes}", *(error[-3000:] for _, error in ended)])
     return [out for out, _ in ended]
-
-
-def free_port():
-    """Returns a port of the loopback interface that is not in use now."""
-    import socket
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return str(one.getsockname()[1])

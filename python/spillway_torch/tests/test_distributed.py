@@ -8,7 +8,7 @@ import textwrap
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import LEAVE, free_port, run_together
+from conftest import LEAVE, run_together
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo")
 
@@ -84,6 +84,8 @@ evict()
 before = _C.view(waiting.elem)["has_address"], is_kept()
 whole = collectives.wait_tensor(waiting)
 evict()
+while _C.view(whole)["has_address"]:  # until the threads that communicate have said that it is done
+    evict()
 print(*before, _C.view(whole)["has_address"], is_kept(), whole[0].item(), whole[-1].item())
 end()
 """, 2)
@@ -307,7 +309,8 @@ def get():
 
 rank = int(sys.argv[1])
 spillway_torch.reclaim_inactive()
-rpc.init_rpc(f"w{rank}", rank=rank, world_size=2)
+rpc.init_rpc(f"w{rank}", rank=rank, world_size=2,
+             rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method=f"file://{sys.argv[2]}"))
 if rank == 0:
     x = torch.ones(10000)
     def away():
@@ -321,11 +324,10 @@ if rank == 0:
     spillway_torch.reclaim_inactive()
     print(all(good), spillway_torch._C.view(x)["resident"])
 rpc.shutdown()
-"""
+""" + LEAVE
     program = tmp_path / "program.py"
     program.write_text(code)
-    outs = run_together([[sys.executable, str(program), str(rank)] for rank in range(2)], tmp_path,
-                        MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+    outs = run_together([[sys.executable, str(program), str(rank), str(tmp_path / "meet")] for rank in range(2)], tmp_path)
     assert outs[0] == "True False\n"
 
 

@@ -209,6 +209,7 @@ def test_empty_cache_leaves_tensors_alone(make):
     assert torch.equal(x.cpu(), host)
 
 
+@pytest.mark.alone
 def test_empty_cache_gives_back_what_no_tensor_is_in(script):
     out = script("import torch, spillway_torch\n"
                  "spillway_torch.install(device='cuda', limit=16 << 20)\n"

@@ -219,15 +219,17 @@ thread = threading.Thread(target=reclaim, args=[stop])
 thread.start()
 try:
     got = gradients(model())
+    while spillway_torch.memory_stats()["reclaimed"] <= 10:  # the thread may have had no turn yet
+        got = gradients(model())
 finally:
     stop.set()
     thread.join()
-print(all(map(torch.equal, wanted, got)), spillway_torch.memory_stats()["reclaimed"] > 10)
+print(all(map(torch.equal, wanted, got)))
 dist.destroy_process_group()
 sys.stdout.flush()
 os._exit(0)  # see `LEAVE` of the other tests
 """
-    assert script(code).split() == ["True", "True"]
+    assert script(code) == "True\n"
 
 
 def test_kernels_on_two_streams_agree_with_the_host():

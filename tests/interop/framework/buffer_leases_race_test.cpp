@@ -94,7 +94,8 @@ TEST_SUITE("buffer_leases_race") {
         bench.leases.share({.file = folder.path() / "table",
                             .least_bytes = 64_KiB,
                             .period = std::chrono::milliseconds{1},
-                            .idle_after = std::chrono::milliseconds{5}});
+                            .idle_after = std::chrono::milliseconds{5},
+                            .patience = std::chrono::minutes{10}});
         std::vector<unsigned char*> buffers;
         for (unsigned char i = 0; i < 14; ++i) {
           buffers.push_back(bench.make(bytes, static_cast<unsigned char>(100 * program + i)));
@@ -137,7 +138,8 @@ TEST_SUITE("buffer_leases_race") {
         bench.leases.share({.file = folder.path() / "table",
                             .least_bytes = 64_KiB,
                             .period = std::chrono::milliseconds{1},
-                            .idle_after = std::chrono::milliseconds{20}});
+                            .idle_after = std::chrono::milliseconds{20},
+                            .patience = std::chrono::minutes{10}});
         std::array<unsigned char*, operands> read{};
         std::array<BufferUse, operands> uses{};
         for (unsigned char i = 0; i < operands; ++i) {
