@@ -108,8 +108,9 @@ def script(tmp_path):
 # to let them go. If the interpreter is ending by then, Python unwinds that thread, and the C++ runtime ends the process with
 # std::terminate, with this library and without it, even after `destroy_process_group`. So the interpreter does not end.
 LEAVE = """
+import os, sys
 sys.stdout.flush()
-__import__("os")._exit(0)
+os._exit(0)
 """
 
 

@@ -264,7 +264,7 @@ end()
 def test_torchrun(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("""
-import sys, torch, torch.distributed as dist, spillway_torch
+import torch, torch.distributed as dist, spillway_torch
 torch.set_num_threads(1)
 spillway_torch.install(device="cpu", limit=16 << 20, least_bytes=1)
 spillway_torch.set_enabled_lms(True)

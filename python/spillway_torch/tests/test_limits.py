@@ -59,14 +59,16 @@ def test_steps_under_a_lowered_limit_are_planned(lms):
     net = torch.nn.Sequential(*[layer for _ in range(10) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())])
     x, before = torch.randn(2048, 256), lms.stats()
     spillway_torch.set_limit_lms(24 << 20)
-    for _ in range(6):
+    for step in range(200):
         net.zero_grad()
         net(x).square().mean().backward()
         spillway_torch.begin_step()
-    now = lms.stats()
+        now = lms.stats()
+        if step >= 5 and now["prefetch.hits"] > before["prefetch.hits"]:
+            break  # while the threads that copy get no time, all copies are late
     spillway_torch.set_limit_lms(256 << 20)
     assert now["speculative"] > before["speculative"]  # copied out ahead of need
-    assert now["prefetch.hits"] + now["prefetch.late"] > before["prefetch.hits"] + before["prefetch.late"]
+    assert now["prefetch.hits"] > before["prefetch.hits"]
 
 
 SPLIT = """
