@@ -187,23 +187,30 @@ set(SPILLWAY_CCCL_HEADERS
 # nlohmann_json.
 set(SPILLWAY_JSON_HEADERS)
 
-# PyTorch. Compiled and tested only by scripts/test-pytorch.sh; headers named cuda_* need its CUDA libraries.
+# PyTorch. Compiled and tested only by scripts/test-pytorch.sh; headers named *cuda* need its CUDA libraries.
 set(SPILLWAY_TORCH_HEADERS
     spillway/interop/torch.hpp
     spillway/interop/torch/cuda_allocator.hpp
     spillway/interop/torch/cuda_history.hpp
+    spillway/interop/torch/cuda_site.hpp
     spillway/interop/torch/drawn_bits.hpp
     spillway/interop/torch/frame_hook.hpp
+    spillway/interop/torch/held_storages.hpp
+    spillway/interop/torch/host_site.hpp
     spillway/interop/torch/host_tensor_allocator.hpp
+    spillway/interop/torch/large_model_support.hpp
     spillway/interop/torch/native_nodes.hpp
     spillway/interop/torch/operands.hpp
     spillway/interop/torch/operation_times.hpp
     spillway/interop/torch/operations.hpp
     spillway/interop/torch/random_draw.hpp
     spillway/interop/torch/recompute.hpp
+    spillway/interop/torch/sending_converter.hpp
+    spillway/interop/torch/site_state.hpp
     spillway/interop/torch/storage_leases.hpp
     spillway/interop/torch/storage_table.hpp
-    spillway/interop/torch/torch_version.hpp)
+    spillway/interop/torch/torch_version.hpp
+    spillway/interop/torch_cuda.hpp)
 
 # liburing. Compiled by its test, if the library is found.
 set(SPILLWAY_IO_URING_HEADERS

@@ -42,7 +42,7 @@ LAYERS |= {
     "nvcomp_codecs.cuh": BASE | {"device", "policy", "cuda_kernels.cuh"},
     "testing": BASE | {"device", "host", "stream"},
     "observe": BASE | {"host", "pager"},
-    "interop": BASE | {"device", "device_share.hpp", "share", "host", "observe", "policy", "stream.hpp", "swappable_tensor.hpp"},
+    "interop": DOOR | {"cuda.hpp", "cuda_codecs.hpp", "device", "device_share.hpp", "share", "host", "observe", "policy", "stream.hpp"},
 }
 LAYERS["spillway.hpp"] = set(LAYERS) - {"cuda.hpp"}
 

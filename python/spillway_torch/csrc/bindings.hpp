@@ -3,9 +3,9 @@
 
 #include <spillway/core/types.hpp>
 #include <spillway/interop/framework/codec_choice.hpp>
-#include <spillway/interop/framework/fork_handlers.hpp>
 #include <spillway/interop/framework/share_arguments.hpp>
-#include <spillway/interop/torch.hpp>
+#include <spillway/interop/torch/large_model_support.hpp>
+#include <spillway/interop/torch/operations.hpp>
 
 #include <cstddef>
 #include <optional>
@@ -17,8 +17,6 @@
 #include "held.hpp"
 #include "interpreter.hpp"
 #include "released_lock.hpp"
-#include "rpc.hpp"
-#include "site.hpp"
 #include "statistics.hpp"
 #include "tracing.hpp"
 #include <ATen/core/Tensor.h>
@@ -34,34 +32,18 @@ namespace spillway_torch {
 template <class Site>
 class Bindings {
  public:
+  using Support = spillway::torch::LargeModelSupport<Site>;
   using State = typename Site::State;
   using Frame = typename State::Hook::Frame;
   using Leases = typename Site::Leases;
 
   static void define(pybind11::module_& m);
 
-  // The following two are for `ForkHandlers`.
-  static Leases* leases_if_any() { return is_installed() ? &installed().leases : nullptr; }
-  static auto const* frame_of_thread() { return &Site::frames(); }
-
-  /// Swaps a tensor in, and keeps it resident for good if `keeps`.
-  static void bring_in(at::Tensor const& tensor, bool keeps) {
-    spillway::torch::for_each_part(tensor, [&](at::Tensor const& part, bool) {
-      if (c10::StorageImpl* const storage = storage_of(part); is_ours(storage)) {
-        State::Hook::bring_in(*storage, part.unsafeGetTensorImpl(), keeps);
-      }
-    });
-  }
-  /// Whether the calling thread is inside of an operation or of `hold`.
-  static bool is_inside() { return is_installed() && State::Hook::is_inside(); }
-
  private:
-  [[nodiscard]] static State& installed() {
-    TORCH_CHECK(Site::state() != nullptr, "spillway_torch.install() has not been called");
-    return *Site::state();
-  }
-  [[nodiscard]] static bool is_installed() { return Site::state() != nullptr; }
+  [[nodiscard]] static State& installed() { return Support::installed(); }
+  [[nodiscard]] static bool is_installed() { return Support::is_installed(); }
 
+  /// Python switches the hook on, in each of its threads.
   static void install(int ordinal,
                       std::size_t limit,
                       std::size_t host_limit,
@@ -69,21 +51,14 @@ class Bindings {
                       std::size_t file_bytes,
                       std::size_t least_bytes,
                       double link_bytes_per_second) {
-    TORCH_CHECK(!is_installed(), "spillway_torch is installed already");
-    Site::install(
+    Support::install(
         {{limit, host_limit, file_tier, file_bytes, least_bytes}, ordinal, link_bytes_per_second});
-    spillway::framework::ForkHandlers<Bindings>::install();
-    install_sending_converter<Site>();
+    Support::set_hook(false);
   }
 
   [[nodiscard]] static c10::StorageImpl* storage_of(at::Tensor const& tensor) {
-    return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()
-                                                    : nullptr;
+    return Support::storage_of(tensor);
   }
-  [[nodiscard]] static bool is_ours(c10::StorageImpl* storage) {
-    return storage != nullptr && is_installed() && Leases::is_ours(*storage);
-  }
-
   static void bring_in_storage(pybind11::handle object, bool keeps) {
     if (!is_installed() || !torch::isStorage(object.ptr())) {
       return;
@@ -94,7 +69,7 @@ class Bindings {
   /// Whether the memory of a storage comes from this module's allocator.
   [[nodiscard]] static bool is_storage_ours(pybind11::handle object) {
     return is_installed() && torch::isStorage(object.ptr()) &&
-           is_ours(torch::createStorage(object.ptr()).unsafeGetStorageImpl());
+           Support::is_ours(torch::createStorage(object.ptr()).unsafeGetStorageImpl());
   }
   static void freeze(at::Tensor const& tensor, bool frozen) {
     if (auto* const storage = storage_of(tensor)) {
@@ -114,7 +89,7 @@ class Bindings {
         c10::StorageImpl* const storage = storage_of(tensor);
         // A storage that no operation has used is resident, and a thread without the hook may be
         // using it.
-        if (is_ours(storage) && !Leases::is_unseen(*storage)) {
+        if (Support::is_ours(storage) && !Leases::is_unseen(*storage)) {
           bool const is_written = object == self;
           operands.push_back(
               {storage, tensor.unsafeGetTensorImpl(), {/*keeps=*/false, is_written}});
@@ -147,8 +122,8 @@ class Bindings {
   [[nodiscard]] static pybind11::dict view(at::Tensor const& tensor) {
     pybind11::dict out;
     c10::StorageImpl* const storage = storage_of(tensor);
-    out["ours"] = is_ours(storage);
-    if (is_ours(storage)) {
+    out["ours"] = Support::is_ours(storage);
+    if (Support::is_ours(storage)) {
       auto const seen = Site::leases().view(*storage);
       out["enrolled"] = seen.is_enrolled;
       out["leased"] = seen.is_leased;
@@ -194,44 +169,12 @@ class Bindings {
   /// Sets the codec of these tensors; without tensors, of all tensors that are made from now on.
   static void set_codec(std::optional<std::string> const& name,
                         std::optional<std::vector<at::Tensor>> const& tensors) {
-    using spillway::framework::CodecChoice;
-    CodecChoice const choice = spillway::framework::codec_named(name, tensors.has_value());
-    auto& leases = installed().leases;
-    if (choice != CodecChoice::none) {
-      char const* const refusal = Site::codec_refusal();
-      TORCH_CHECK_NOT_IMPLEMENTED(
-          refusal == nullptr, "spillway_torch.set_codec(\"", *name, "\"): ", refusal);
+    auto const choice = spillway::framework::codec_named(name, tensors.has_value());
+    if (tensors) {
+      Support::set_codec(choice, *tensors);
+    } else {
+      Support::set_codec(choice);
     }
-    if (!tensors) {
-      leases.set_default_codec(choice);
-      return;
-    }
-    std::vector<c10::StorageImpl*> storages;
-    for (at::Tensor const& tensor : *tensors) {
-      spillway::torch::for_each_part(tensor, [&](at::Tensor const& part, bool) {
-        c10::StorageImpl* const storage = storage_of(part);
-        bool const has_memory = is_ours(storage);
-        if (choice == CodecChoice::bfloat16) {
-          check_is_float32(part.scalar_type());
-          auto const first =
-              has_memory ? leases.view(*storage).description.type : c10::ScalarType::Undefined;
-          check_is_float32(first == c10::ScalarType::Undefined ? at::kFloat : first);
-        }
-        if (has_memory) {
-          storages.push_back(storage);
-        }
-      });
-    }
-    for (c10::StorageImpl* const storage : storages) {
-      leases.set_codec(*storage, choice);
-    }
-  }
-  static void check_is_float32(c10::ScalarType type) {
-    TORCH_CHECK_VALUE(
-        type == at::kFloat,
-        "spillway_torch.set_codec(\"bfloat16\"): only memory of float32 can travel as "
-        "bfloat16, not that of a tensor of ",
-        type);
   }
 
   /// Shares the device with other processes that name the same file.
@@ -240,12 +183,8 @@ class Bindings {
                     double weight,
                     double idle_seconds,
                     double patience_seconds) {
-    try {
-      installed().leases.share(spillway::framework::share_options(
-          file, least_bytes, weight, idle_seconds, patience_seconds));
-    } catch (std::bad_alloc const& error) {
-      TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
-    }
+    Support::share(spillway::framework::share_options(
+        file, least_bytes, weight, idle_seconds, patience_seconds));
   }
 
   [[nodiscard]] static pybind11::dict recomputed() {
@@ -267,27 +206,25 @@ void Bindings<Site>::define(pybind11::module_& m) {
   using WithoutLock = py::call_guard<ReleasedLock>;
   m.def("install", &install);
   m.def("is_installed", &is_installed);
-  m.def("set_hook", [](bool on) { c10::impl::tls_set_dispatch_key_included(hook_key, on); });
-  m.def("has_hook", [] { return c10::impl::tls_is_dispatch_key_included(hook_key); });
-  m.def("hook_key", [] { return std::string{c10::toString(hook_key)}; });
-  m.def("enable", [](bool on) { installed().leases.enable(on); });
-  m.def("is_enabled", [] { return is_installed() && installed().leases.is_enabled(); });
-  m.def(
-      "set_limit", [](std::size_t bytes) { installed().set_limit(bytes); }, WithoutLock());
-  m.def("limit", [] { return installed().limit(); });
+  m.def("set_hook", &Support::set_hook);
+  m.def("has_hook", &Support::has_hook);
+  m.def("hook_key", [] { return std::string{c10::toString(spillway::torch::hook_key)}; });
+  m.def("enable", &Support::enable);
+  m.def("is_enabled", &Support::is_enabled);
+  m.def("set_limit", &Support::set_limit, WithoutLock());
+  m.def("limit", &Support::limit);
   m.def("share", &share, WithoutLock());
-  m.def("is_shared", [] { return is_installed() && installed().leases.is_shared(); });
-  m.def(
-      "leave_share", [] { installed().leases.leave_share(); }, WithoutLock());
+  m.def("is_shared", &Support::is_shared);
+  m.def("leave_share", &Support::leave_share, WithoutLock());
   m.def(
       "share_members",
-      [] { return spillway::framework::share_rows(installed().leases.share_members()); },
+      [] { return spillway::framework::share_rows(Support::share_members()); },
       WithoutLock());
   m.def(
       "set_profiled", [](bool is_on) { installed().leases.set_profiled(is_on); }, WithoutLock());
-  m.def("set_recompute", [](bool is_on) { installed().leases.set_recompute(is_on); });
+  m.def("set_recompute", &Support::set_recompute);
   m.def("set_codec", &set_codec, WithoutLock());
-  m.def("recomputes", [] { return is_installed() && installed().leases.recomputes(); });
+  m.def("recomputes", &Support::recomputes);
   m.def("recomputed", &recomputed);
   m.def("recomputable", [] {
     using spillway::torch::detail::overwriting, spillway::torch::detail::recomputable;
@@ -295,11 +232,10 @@ void Bindings<Site>::define(pybind11::module_& m) {
     all.insert(all.end(), overwriting.begin(), overwriting.end());
     return all;
   });
-  m.def("set_least_bytes", [](std::size_t bytes) { installed().least_bytes = bytes; });
-  m.def("least_bytes", [] { return installed().least_bytes.load(); });
-  m.def("set_foreach_bytes", [](std::size_t bytes) { installed().foreach_bytes = bytes; });
-  m.def(
-      "reclaim", [] { return installed().leases.reclaim(); }, WithoutLock());
+  m.def("set_least_bytes", &Support::set_least_bytes);
+  m.def("least_bytes", &Support::least_bytes);
+  m.def("set_foreach_bytes", &Support::set_foreach_bytes);
+  m.def("reclaim", &Support::reclaim, WithoutLock());
   m.def("has_file_tier", [] {
     auto const host = installed().memory.host_stats();
     return host.tier(spillway::HostTier::file).capacity_bytes != 0;
@@ -307,30 +243,22 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def(
       "park",
       [](bool to_file) {
-        return State::Hook::rethrow_as_torch([&] {
-          return installed().leases.park(to_file ? spillway::HostTier::file
-                                                 : spillway::HostTier::pinned);
-        });
+        return Support::park(to_file ? spillway::HostTier::file : spillway::HostTier::pinned);
       },
       WithoutLock());
-  m.def(
-      "wake",
-      [] { return State::Hook::rethrow_as_torch([] { return installed().leases.wake(); }); },
-      WithoutLock());
-  m.def(
-      "begin_step", [] { installed().leases.begin_step(); }, WithoutLock());
+  m.def("wake", &Support::wake, WithoutLock());
+  m.def("begin_step", &Support::begin_step, WithoutLock());
   m.def("name_stream", [] { (void)installed().memory.mark(Site::current_stream()); });
   m.def("take_warning", [] { return installed().leases.take_warning(); });
   m.def("raw_stats", [] { return statistics(installed()); });
-  m.def("reset_peaks", [] { installed().memory.reset_peak_stats(); });
-  m.def(
-      "trim", [] { return installed().memory.trim_sync(); }, WithoutLock());
+  m.def("reset_peaks", &Support::reset_peak_stats);
+  m.def("trim", &Support::trim_sync, WithoutLock());
   m.def("view", &view);
   m.def("holders", &holders);
-  m.def("bring_in", &bring_in, WithoutLock());
+  m.def("bring_in", &Support::bring_in, WithoutLock());
   m.def("bring_in_storage", &bring_in_storage);
   m.def("is_ours", &is_storage_ours);
-  m.def("is_holding", &is_inside);
+  m.def("is_holding", &Support::is_inside);
   m.def("end_all_holds", [] {
     if (is_installed()) {
       Site::leases().end_all_holds(Site::frames());
@@ -358,9 +286,8 @@ void Bindings<Site>::define(pybind11::module_& m) {
 #endif
   py::class_<Lent<Site>>(m, "Lent").def(py::init<at::Tensor const&>(), WithoutLock());
   m.def("set_item_method", &set_item_method);
-  m.def("wrap_dlpack_exchange", &DlpackExchange<Bindings, /*is_read_only=*/false>::install);
-  m.def("wrap_read_only_dlpack_exchange",
-        &DlpackExchange<Bindings, /*is_read_only=*/true>::install);
+  m.def("wrap_dlpack_exchange", &DlpackExchange<Support, /*is_read_only=*/false>::install);
+  m.def("wrap_read_only_dlpack_exchange", &DlpackExchange<Support, /*is_read_only=*/true>::install);
   m.def("install_barriers", &install_barriers<Site>);
   m.def("holding_after_program", &holding_after_program<Site>);
 }

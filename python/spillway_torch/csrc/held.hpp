@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/interop/torch.hpp>
+#include <spillway/interop/torch/frame_hook.hpp>
+#include <spillway/interop/torch/held_storages.hpp>
+#include <spillway/interop/torch/site_state.hpp>
 
 #include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "released_lock.hpp"
-#include "site.hpp"
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -17,54 +17,22 @@
 
 namespace spillway_torch {
 
-/// Keeps tensors and storages leased between `__enter__` and `__exit__`, for code that works on
-/// addresses. That code counts as one operation: what it uses or makes keeps its address, too.
+/// Keeps the tensors and storages among Python objects leased between `__enter__` and `__exit__`.
 template <class Site>
-class Held {
+class Held : public spillway::torch::HeldStorages<Site> {
  public:
-  using Hook = typename Site::State::Hook;
+  using Base = spillway::torch::HeldStorages<Site>;
 
-  /// @param objects    tensors, storages, and lists, tuples and dictionaries of these; other
-  ///                   objects are ignored
-  /// @param may_write  whether the code may write to these, or to addresses that it asks for, even
-  ///                   if operations only read them (`StorageLeases::freeze`)
-  Held(pybind11::handle objects, bool may_write) : may_write_{may_write} { add(objects); }
-
-  void enter() {
-    if (Site::state() == nullptr || hold_) {
-      return;
-    }
-    spillway::torch::Operands operands;
-    for (c10::Storage const& storage : storages_) {
-      if (Site::Leases::is_ours(*storage.unsafeGetStorageImpl())) {
-        operands.push_back(
-            {storage.unsafeGetStorageImpl(), nullptr, {/*keeps=*/false, may_write_}});
-      }
-    }
-    typename Hook::Frame frame;
-    call_.emplace();
-    frame.enter_named(operands);
-    hold_.emplace(/*is_kernel=*/!may_write_);
-    operands_ = std::move(operands);
-  }
-  void exit() { hold_.reset(); }
-  /// The storages that are leased between `enter` and `exit`.
-  [[nodiscard]] spillway::torch::Operands const& operands() const noexcept { return operands_; }
-  /// To be called before `exit`, with what the function of an extension has returned.
-  void returns(std::vector<at::Tensor> const& results) const {
-    if (hold_) {
-      call_->end(operands_, results);
-    }
-  }
+  /// @param objects  tensors, storages, and lists, tuples and dictionaries of these; other
+  ///                 objects are ignored
+  Held(pybind11::handle objects, bool may_write) : Base{may_write} { add(objects); }
 
  private:
   void add(pybind11::handle object) {
     if (THPVariable_Check(object.ptr())) {
-      spillway::torch::for_each_part(
-          THPVariable_Unpack(object.ptr()),
-          [this](at::Tensor const& part, bool) { storages_.push_back(part.storage()); });
+      Base::add(THPVariable_Unpack(object.ptr()));
     } else if (torch::isStorage(object.ptr())) {
-      storages_.push_back(torch::createStorage(object.ptr()));
+      Base::add(torch::createStorage(object.ptr()));
     } else if (PyList_Check(object.ptr()) || PyTuple_Check(object.ptr())) {
       add_each(object);
     } else if (PyDict_Check(object.ptr())) {
@@ -80,12 +48,6 @@ class Held {
     }
     Py_LeaveRecursiveCall();
   }
-
-  bool may_write_;
-  std::vector<c10::Storage> storages_;
-  spillway::torch::Operands operands_;  // those of `storages_` that may be swapped out
-  std::optional<typename spillway::torch::NativeNodes<Hook>::Call> call_;
-  std::optional<typename Hook::Hold> hold_;
 };
 
 #if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
@@ -102,7 +64,7 @@ class Communicating {
     held_.enter();
     // A thread of the backend uses the addresses of tensors that its operations make. Without the
     // hook these are not enrolled, so they stay resident.
-    without_hook_.emplace(hook_key);
+    without_hook_.emplace(spillway::torch::hook_key);
     without_objects_.emplace();
   }
   void exit() {
@@ -170,10 +132,10 @@ class Lent {
 template <class Site>
 class Barrier {
  public:
-  Barrier() : is_excluded_{c10::impl::tls_is_dispatch_key_excluded(hook_key)} {
-    bool const is_on = c10::impl::tls_is_dispatch_key_included(hook_key);
+  Barrier() : is_excluded_{c10::impl::tls_is_dispatch_key_excluded(spillway::torch::hook_key)} {
+    bool const is_on = c10::impl::tls_is_dispatch_key_included(spillway::torch::hook_key);
     if (is_excluded_ && is_on) {
-      c10::impl::tls_set_dispatch_key_excluded(hook_key, false);
+      c10::impl::tls_set_dispatch_key_excluded(spillway::torch::hook_key, false);
     }
     if (suspends_) {
       suspended_ = std::exchange(Site::frames(), {});
@@ -185,7 +147,7 @@ class Barrier {
   Barrier(Barrier const&) = delete;
   Barrier& operator=(Barrier const&) = delete;
   ~Barrier() {
-    c10::impl::tls_set_dispatch_key_excluded(hook_key, is_excluded_);
+    c10::impl::tls_set_dispatch_key_excluded(spillway::torch::hook_key, is_excluded_);
     if (suspends_) {
       Site::leases().end_all_holds(Site::frames());
       Site::frames() = std::move(suspended_);

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spillway/interop/torch/host_site.hpp>
+
 #include "bindings.hpp"
-#include "host_site.hpp"
+#include "released_lock.hpp"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  spillway_torch::Bindings<spillway_torch::HostSite>::define(m);
+  using Site = spillway::torch::HostSite<spillway_torch::WithoutInterpreter>;
+  spillway_torch::Bindings<Site>::define(m);
 }

@@ -21,4 +21,22 @@ class ReleasedLock {
   PyThreadState* state_ = PyEval_SaveThread();
 };
 
+/// Releases the interpreter's lock, if this thread holds it, while the thread waits for others that
+/// may need it. If the interpreter ends meanwhile, the destructor is left by unwinding
+/// (`ReleasedLock`).
+class WithoutInterpreter {
+ public:
+  WithoutInterpreter() : state_{PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr} {}
+  WithoutInterpreter(WithoutInterpreter const&) = delete;
+  WithoutInterpreter& operator=(WithoutInterpreter const&) = delete;
+  ~WithoutInterpreter() noexcept(false) {
+    if (state_ != nullptr) {
+      PyEval_RestoreThread(state_);
+    }
+  }
+
+ private:
+  PyThreadState* state_;
+};
+
 }  // namespace spillway_torch

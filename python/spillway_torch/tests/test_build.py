@@ -77,6 +77,6 @@ def test_another_pytorch_is_refused_with_the_commands_that_build_for_it():
 
 def test_a_source_distribution_carries_the_headers_and_all_of_the_package(tmp_path):
     names = source_distribution.names_in(SETUP.parent, tmp_path)
-    assert {"LICENSE", "include/spillway/interop/torch.hpp", "csrc/module.cpp", "csrc/host_site.hpp",
+    assert {"LICENSE", "include/spillway/interop/torch.hpp", "csrc/module.cpp", "csrc/bindings.hpp",
             "csrc/bench/step_bound.hpp", "csrc/bench/replay/trace.cpp"} <= names
     assert {f"spillway_torch/{path.name}" for path in (SETUP.parent / "spillway_torch").glob("*.py")} <= names

@@ -261,8 +261,8 @@ enum class OperationKind : std::uint8_t {
   /// lists can be cut
   per_tensor,
   factory,  ///< returns a tensor without contents, whose address the caller may use to fill it
-  /// Makes an object of its operands that uses their addresses from then on, or returns tensors of
-  /// such an object
+  /// Makes an object of its operands that uses their addresses from then on, or returns tensors
+  /// whose addresses PyTorch uses later
   packing,
   lazy_clone,  ///< would share the operand's memory until one of the two is written
   exposing     ///< may use its operands' addresses after it has returned
@@ -607,7 +607,8 @@ inline OperationKind kind_of(c10::OperatorHandle const& op) {
   if (begins_with_one_of({"c10d::", "_c10d_functional::", "symm_mem::"})) {
     return OperationKind::exposing;
   }
-  if (detail::packs(schema)) {
+  // In C++ PyTorch's random sampler reads a permutation through its address.
+  if (detail::packs(schema) || schema.name() == "aten::randperm") {
     return OperationKind::packing;
   }
   if (!begins_with_one_of({"aten::"}) || detail::accesses_bytes(schema)) {

@@ -16,7 +16,8 @@ namespace spillway::torch {
 
 inline constexpr char away_message[] =
     "spillway: this tensor's memory may have been swapped out, and its address was asked for "
-    "outside of an operation. Call spillway_torch.keep(tensor) first.";
+    "outside of an operation. Call spillway_torch.keep(tensor) first; in C++ use "
+    "LargeModelSupport's Hold or keep, or, in a thread that lacks the hook, its Hook.";
 
 /// Whether an error says that the address of a tensor which is swapped out was asked for.
 [[nodiscard]] inline bool is_refused_address(c10::Error const& error) {

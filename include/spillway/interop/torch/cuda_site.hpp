@@ -8,9 +8,10 @@
 #include <spillway/device/cuda/copy_kernel.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/framework/codec_choice.hpp>
-#include <spillway/interop/torch.hpp>
 #include <spillway/interop/torch/cuda_allocator.hpp>
 #include <spillway/interop/torch/event_timer.hpp>
+#include <spillway/interop/torch/random_draw.hpp>
+#include <spillway/interop/torch/site_state.hpp>
 #include <spillway/interop/torch/tensor_stats.hpp>
 
 #include <cstddef>
@@ -18,7 +19,6 @@
 #include <memory>
 #include <utility>
 
-#include "site.hpp"
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/StorageImpl.h>
@@ -35,28 +35,31 @@ struct spillway::framework::CodecsOn<spillway::CudaApi> {
 };
 #endif
 
-namespace spillway_torch {
+namespace spillway::torch {
 
-inline spillway::CudaOptions cuda_device_options() {
-  spillway::CudaOptions options;
+inline CudaOptions cuda_device_options() {
+  CudaOptions options;
 #if defined(SPILLWAY_WITH_CUDA_CODECS)  // defined if the module contains the library's kernels
-  options.copy_kernel = &spillway::CudaCopyKernel::enqueue;
+  options.copy_kernel = &CudaCopyKernel::enqueue;
 #endif
   return options;
 }
 
 /// The site of CUDA tensors, for one device.
+///
+/// @tparam Interpreter  as for `HostSite`
+template <class Interpreter = NoInterpreter>
 struct CudaSite {
-  struct Policies : spillway::CudaPolicies {
-    using observer = spillway::torch::TensorObserver;
+  struct Policies : CudaPolicies {
+    using observer = TensorObserver;
   };
-  using allocator_type = spillway::DeviceAllocator<Policies>;
-  using Leases = spillway::torch::StorageLeases<CudaSite>;
-  using TensorAllocator = spillway::torch::CudaTensorAllocator<CudaSite>;
+  using allocator_type = DeviceAllocator<Policies>;
+  using Leases = StorageLeases<CudaSite>;
+  using TensorAllocator = CudaTensorAllocator<CudaSite>;
   using stream_type = cudaStream_t;
-  using random_type = spillway::torch::PhiloxState;
-  using HookState = spillway::torch::HookState<random_type>;
-  using Timer = spillway::torch::EventTimer<spillway::CudaApi>;
+  using random_type = PhiloxState;
+  using HookState = torch::HookState<random_type>;
+  using Timer = EventTimer<CudaApi>;
   struct OnStream {
     explicit OnStream(c10::cuda::CUDAStream the_stream) : stream{the_stream} {}
     c10::cuda::CUDAStreamGuard stream;
@@ -64,6 +67,9 @@ struct CudaSite {
   };
 
   struct State : SiteState<CudaSite> {
+    using SiteState<CudaSite>::device;
+    using SiteState<CudaSite>::memory;
+
     c10::DeviceIndex ordinal;
     cudaStream_t uncaptured_stream;
     cudaStream_t joining_stream;
@@ -71,8 +77,8 @@ struct CudaSite {
     std::shared_ptr<TensorAllocator> tensors = std::make_shared<TensorAllocator>(memory);
     Timer timer{device};
 
-    State(allocator_type::Options options, std::size_t least, c10::DeviceIndex the_ordinal)
-        : SiteState{std::move(options), least, int{the_ordinal}, cuda_device_options()},
+    State(typename allocator_type::Options options, std::size_t least, c10::DeviceIndex the_ordinal)
+        : SiteState<CudaSite>{std::move(options), least, int{the_ordinal}, cuda_device_options()},
           ordinal{the_ordinal},
           uncaptured_stream{device.create_stream()},
           joining_stream{device.create_stream()},
@@ -88,14 +94,12 @@ struct CudaSite {
   /// Replaces PyTorch's CUDA allocator for one device, which becomes the current device of this
   /// thread.
   static void install(InstallOptions const& wanted) {
-    TORCH_CHECK(
-        c10::cuda::device_count() > 0,
-        "spillway_torch.install(device=\"cuda\"): there is no CUDA device that PyTorch can use");
-    TORCH_CHECK(
-        !c10::cuda::CUDACachingAllocator::allocator.load()->initialized(),
-        "spillway_torch.install(device=\"cuda\") comes too late: PyTorch has begun to use CUDA in "
-        "this process. Call it before the first CUDA tensor, torch.cuda.init() or "
-        "torch.cuda.current_stream().");
+    TORCH_CHECK(c10::cuda::device_count() > 0,
+                "spillway: install: there is no CUDA device that PyTorch can use");
+    TORCH_CHECK(!c10::cuda::CUDACachingAllocator::allocator.load()->initialized(),
+                "spillway: install comes too late: PyTorch has begun to use CUDA in "
+                "this process. Call it before the first CUDA tensor, torch.cuda.init() or "
+                "torch.cuda.current_stream().");
     if (wanted.ordinal >= 0) {
       c10::cuda::set_device(static_cast<c10::DeviceIndex>(wanted.ordinal));
     }
@@ -107,14 +111,14 @@ struct CudaSite {
     }
     state() = new State(std::move(options), wanted.least_bytes, ordinal);
     state()->hook = std::move(hook);
-    torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(state()->tensors);
+    ::torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(state()->tensors);
     c10::SetAllocator(c10::DeviceType::CUDA, state()->tensors.get(), 200);
   }
 
   static Leases& leases() { return state()->leases; }
   static TensorAllocator& tensors() { return *state()->tensors; }
-  static Leases::Frames& frames() {
-    thread_local Leases::Frames mine;
+  static typename Leases::Frames& frames() {
+    thread_local typename Leases::Frames mine;
     return mine;
   }
   static HookState& hook() {
@@ -147,12 +151,12 @@ struct CudaSite {
   /// Returns the reason why no tensor can have a codec; null if tensors can.
   static char const* codec_refusal() {
 #if defined(SPILLWAY_WITH_CUDA_CODECS)
-    return spillway::CudaZeroBitmap::runs_on(state()->device)
+    return CudaZeroBitmap::runs_on(state()->device)
                ? nullptr
-               : "the kernels of codecs were not compiled for this GPU: set TORCH_CUDA_ARCH_LIST "
-                 "and build spillway_torch again";
+               : "the kernels of codecs were not compiled for this GPU: build for its architecture "
+                 "(for the Python module: set TORCH_CUDA_ARCH_LIST)";
 #else
-    return "spillway_torch was built without nvcc, which the codecs of CUDA tensors need";
+    return "this was built without nvcc, which the codecs of CUDA tensors need";
 #endif
   }
   static c10::Device device() {
@@ -176,19 +180,19 @@ struct CudaSite {
   static void free_foreign(void* p) {
     state()->tensors->free_foreign(p);
   }
-  static spillway::torch::OperationTimes& operation_times() {
+  static OperationTimes& operation_times() {
     return state()->operation_times;
   }
   static Timer& timer() {
     return state()->timer;
   }
-  static WithoutInterpreter release_interpreter() {
+  static Interpreter release_interpreter() {
     return {};
   }
-  static void on_allocated(std::size_t bytes, spillway::BlockId block) noexcept {
+  static void on_allocated(std::size_t bytes, BlockId block) noexcept {
     state()->tensors->on_allocated(bytes, block);
   }
-  static void on_freed(std::size_t bytes, spillway::BlockId block) noexcept {
+  static void on_freed(std::size_t bytes, BlockId block) noexcept {
     state()->tensors->on_freed(bytes, block);
   }
   static void on_out_of_memory(std::size_t bytes) {
@@ -211,8 +215,4 @@ struct CudaSite {
   }
 };
 
-static_assert(spillway::torch::CapturingSite<CudaSite>);
-static_assert(spillway::torch::JoiningSite<CudaSite>);
-static_assert(spillway::torch::PassingSite<CudaSite>);
-
-}  // namespace spillway_torch
+}  // namespace spillway::torch

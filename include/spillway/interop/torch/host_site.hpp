@@ -4,40 +4,41 @@
 #include <spillway/device/host/host_api.hpp>
 #include <spillway/device/host/host_paged_api.hpp>
 #include <spillway/device_allocator.hpp>
-#include <spillway/interop/torch.hpp>
-#include <spillway/sim.hpp>
+#include <spillway/interop/torch/host_tensor_allocator.hpp>
+#include <spillway/interop/torch/random_draw.hpp>
+#include <spillway/interop/torch/site_state.hpp>
+#include <spillway/policies.hpp>
 
 #include <cstddef>
 #include <utility>
 
-#include "site.hpp"
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/StorageImpl.h>
 
-namespace spillway_torch {
+namespace spillway::torch {
 
 /// The site of PyTorch's CPU tensors. Their memory is an arena of host memory, which takes the
 /// place of device memory.
+///
+/// @tparam Interpreter  an object of it gives up the lock of Python's interpreter while it lives
+template <class Interpreter = NoInterpreter>
 struct HostSite {
-  struct Policies : spillway::SimPolicies {
-    using device = spillway::HostPagedApi;
-  };
-  using allocator_type = spillway::DeviceAllocator<Policies>;
-  using Leases = spillway::torch::StorageLeases<HostSite>;
-  using TensorAllocator = spillway::torch::HostTensorAllocator<HostSite>;
-  using random_type = spillway::torch::TwisterState;
-  using HookState = spillway::torch::HookState<random_type>;
+  struct Policies : PoliciesFor<HostPagedApi> {};
+  using allocator_type = DeviceAllocator<Policies>;
+  using Leases = StorageLeases<HostSite>;
+  using TensorAllocator = HostTensorAllocator<HostSite>;
+  using random_type = TwisterState;
+  using HookState = torch::HookState<random_type>;
 
   struct State : SiteState<HostSite> {
     TensorAllocator tensors;
 
-    State(allocator_type::Options options, c10::Allocator& small, std::size_t least)
-        : SiteState{options,
-                    least,
-                    spillway::HostPagedOptions{
-                        .granularity_bytes =
-                            spillway::HostPagedApi::granularity_for(options.capacity_bytes)}},
+    State(typename allocator_type::Options options, c10::Allocator& small, std::size_t least)
+        : SiteState<HostSite>{options,
+                              least,
+                              HostPagedOptions{.granularity_bytes = HostPagedApi::granularity_for(
+                                                   options.capacity_bytes)}},
           tensors{small} {}
   };
   static State*& state() {
@@ -47,9 +48,9 @@ struct HostSite {
 
   static void install(InstallOptions const& wanted) {
     auto options = wanted.for_allocator<allocator_type>(
-        wanted.limit != 0 ? wanted.limit : spillway::HostApi{}.memory_info().free_bytes / 10 * 9);
+        wanted.limit != 0 ? wanted.limit : HostApi{}.memory_info().free_bytes / 10 * 9);
     // Small pages, so that room which leases divide can be remapped to one range.
-    options.page_bytes = spillway::HostPagedApi::granularity_for(options.capacity_bytes);
+    options.page_bytes = HostPagedApi::granularity_for(options.capacity_bytes);
     // The rates that the pager plans with: those of copies within the host's memory.
     bool const has_link = wanted.link_bytes_per_second != 0;
     options.paging.link_bytes_per_second = has_link ? wanted.link_bytes_per_second : 8e9;
@@ -63,16 +64,16 @@ struct HostSite {
   }
 
   static Leases& leases() { return state()->leases; }
-  static Leases::Frames& frames() {
-    thread_local Leases::Frames mine;
+  static typename Leases::Frames& frames() {
+    thread_local typename Leases::Frames mine;
     return mine;
   }
   static HookState& hook() {
     thread_local HookState mine;
     return mine;
   }
-  static spillway::HostStream current_stream() { return spillway::HostStream::caller; }
-  static std::nullptr_t on_stream(spillway::HostStream /*stream*/) { return nullptr; }
+  static HostStream current_stream() { return HostStream::caller; }
+  static std::nullptr_t on_stream(HostStream /*stream*/) { return nullptr; }
   static char const* codec_refusal() { return nullptr; }
   static c10::Device device() { return c10::Device{c10::DeviceType::CPU}; }
   static bool allocates_for(c10::StorageImpl const& storage) {
@@ -91,12 +92,12 @@ struct HostSite {
       state()->tensors.free_small(p);
     }
   }
-  static spillway::torch::OperationTimes& operation_times() { return state()->operation_times; }
-  static WithoutInterpreter release_interpreter() { return {}; }
-  static void on_allocated(std::size_t /*bytes*/, spillway::BlockId /*block*/) noexcept {}
-  static void on_freed(std::size_t /*bytes*/, spillway::BlockId /*block*/) noexcept {}
+  static OperationTimes& operation_times() { return state()->operation_times; }
+  static Interpreter release_interpreter() { return {}; }
+  static void on_allocated(std::size_t /*bytes*/, BlockId /*block*/) noexcept {}
+  static void on_freed(std::size_t /*bytes*/, BlockId /*block*/) noexcept {}
   static void on_out_of_memory(std::size_t /*bytes*/) {}
   static std::size_t foreach_bytes() { return state()->foreach_bytes; }
 };
 
-}  // namespace spillway_torch
+}  // namespace spillway::torch

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/interop/torch.hpp>
+#include <spillway/interop/torch/operands.hpp>
 
 #include <cstddef>
 #include <optional>
@@ -25,7 +25,7 @@ std::array<std::atomic<TensorpipeDeviceTypeConverter const*>,
 }  // namespace torch::distributed::rpc
 #endif
 
-namespace spillway_torch {
+namespace spillway::torch {
 
 #ifdef SPILLWAY_TORCH_HAS_RPC
 
@@ -54,7 +54,7 @@ class SendingConverter final : public ::torch::distributed::rpc::TensorpipeDevic
     }
     bool const has_copy = Site::device().is_cpu();
     Frame frame;
-    frame.enter_named({spillway::torch::Operand{memory, nullptr, {/*keeps=*/!has_copy, false}}});
+    frame.enter_named({Operand{memory, nullptr, {/*keeps=*/!has_copy, false}}});
     if (!has_copy) {
       return original_->prepareTensorForSending(storage, streams, message);
     }
@@ -64,7 +64,7 @@ class SendingConverter final : public ::torch::distributed::rpc::TensorpipeDevic
         c10::DataPtr{memory->_mutable_data_ptr_no_checks().get(), storage.device()}};
     auto copy = original_->prepareTensorForSending(borrowed, streams, message);
     if (!copy) {
-      frame.enter_named({spillway::torch::Operand{memory, nullptr, {/*keeps=*/true, false}}});
+      frame.enter_named({Operand{memory, nullptr, {/*keeps=*/true, false}}});
     }
     return copy;
   }
@@ -95,4 +95,4 @@ void install_sending_converter() {
 #endif
 }
 
-}  // namespace spillway_torch
+}  // namespace spillway::torch

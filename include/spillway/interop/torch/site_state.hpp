@@ -3,7 +3,9 @@
 
 #include <spillway/core/error.hpp>
 #include <spillway/interop/framework/install_options.hpp>
-#include <spillway/interop/torch.hpp>
+#include <spillway/interop/torch/frame_hook.hpp>
+#include <spillway/interop/torch/operation_times.hpp>
+#include <spillway/interop/torch/storage_leases.hpp>
 
 #include <atomic>
 #include <cstddef>
@@ -14,33 +16,20 @@
 
 #include <c10/core/DispatchKey.h>
 #include <c10/util/Exception.h>
-#include <pybind11/pybind11.h>
 
-namespace spillway_torch {
+namespace spillway::torch {
 
-/// Releases the interpreter's lock, if this thread holds it, while the thread waits for others that
-/// may need it. If the interpreter ends meanwhile, the destructor is left by unwinding
-/// (`ReleasedLock`).
-class WithoutInterpreter {
- public:
-  WithoutInterpreter() : state_{PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr} {}
-  WithoutInterpreter(WithoutInterpreter const&) = delete;
-  WithoutInterpreter& operator=(WithoutInterpreter const&) = delete;
-  ~WithoutInterpreter() noexcept(false) {
-    if (state_ != nullptr) {
-      PyEval_RestoreThread(state_);
-    }
-  }
-
- private:
-  PyThreadState* state_;
+/// For a site of a program without Python: nothing has to be given up while a thread waits.
+struct NoInterpreter {
+  NoInterpreter() noexcept {}  // NOLINT(modernize-use-equals-default): its object is never read
 };
 
-constexpr c10::DispatchKey hook_key = c10::DispatchKey::TESTING_ONLY_GenericMode;
+/// The dispatch key on which the hook is installed. PyTorch itself uses it in tests only.
+inline constexpr c10::DispatchKey hook_key = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-/// The arguments of `install`.
-struct InstallOptions : spillway::framework::InstallOptions {
-  int ordinal = -1;  // number of the device; -1: the current one
+/// Options of `LargeModelSupport::install`.
+struct InstallOptions : framework::InstallOptions {
+  int ordinal = -1;  ///< number of the CUDA device; -1: the current one
   /// Rate of copies in each direction. A device without a link is slowed down to it; the allocator
   /// of one with a link plans with it. 0: no slowdown, and the allocator's default.
   double link_bytes_per_second = 0;
@@ -52,13 +41,13 @@ template <class Site>
 struct SiteState {
   using Allocator = typename Site::allocator_type;
   using Device = typename Allocator::device_type;
-  using Hook = spillway::torch::FrameHook<Site, hook_key>;
+  using Hook = FrameHook<Site, hook_key>;
 
   Device device;
   Allocator memory;
   std::size_t most_bytes;  // the highest limit that can be set
-  spillway::torch::StorageLeases<Site> leases;
-  spillway::torch::OperationTimes operation_times;
+  StorageLeases<Site> leases;
+  OperationTimes operation_times;
   std::unique_ptr<typename Hook::Registration> hook;
   std::atomic<std::size_t> foreach_bytes{0};
   std::atomic<std::size_t> least_bytes{0};
@@ -80,7 +69,7 @@ struct SiteState {
       return Hook::install();
     } catch (c10::Error const& error) {
       TORCH_CHECK(false,
-                  "spillway_torch cannot be installed beside a module that has a fallback on "
+                  "spillway cannot be installed beside a module that has a fallback on "
                   "PyTorch's dispatch key ",
                   c10::toString(hook_key),
                   ", which it needs for itself: ",
@@ -95,16 +84,16 @@ struct SiteState {
     TORCH_CHECK(limit <= most_bytes,
                 "the limit can be raised to ",
                 most_bytes,
-                " bytes at most, with which spillway_torch was installed");
+                " bytes at most, with which spillway was installed");
     auto const refuse = [](std::bad_alloc const& error) {
       TORCH_CHECK_WITH(
           OutOfMemoryError, false, "the limit cannot be lowered that far now: ", error.what());
     };
     try {
       leases.set_capacity(limit);
-    } catch (spillway::OutOfDeviceMemory const& error) {
+    } catch (OutOfDeviceMemory const& error) {
       refuse(error);
-    } catch (spillway::OutOfHostMemory const& error) {
+    } catch (OutOfHostMemory const& error) {
       refuse(error);
     }
     foreach_bytes = limit / 8;
@@ -115,7 +104,7 @@ struct SiteState {
   /// Otherwise memory that is reserved later would not be adjacent to the first, so everything is
   /// reserved at once.
   [[nodiscard]] typename Allocator::Options fitted(typename Allocator::Options options) const {
-    options = spillway::framework::with_host_memory(device, std::move(options));
+    options = framework::with_host_memory(device, std::move(options));
     options.grows_in_place = true;
     if constexpr (requires { device.has_virtual_memory(); }) {
       options.grows_in_place = device.has_virtual_memory();
@@ -129,4 +118,4 @@ struct SiteState {
   }
 };
 
-}  // namespace spillway_torch
+}  // namespace spillway::torch
