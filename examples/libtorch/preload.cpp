@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// A library that gives large-model support to a program in C++ that uses PyTorch's CPU tensors,
+// without changing or compiling the program:
+//
+//   SPILLWAY_LIMIT_MIB=4096 LD_PRELOAD=$PWD/libspillway_preload.so ./program
+//
+// SPILLWAY_RECLAIM_MS=N also swaps out all tensors that are not in use every N milliseconds, which
+// tests that the program works with swapped-out tensors.
+#include <spillway/interop/torch.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <thread>
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+namespace {
+
+using Support = spillway::torch::HostSupport;
+
+[[nodiscard]] std::size_t number_in(char const* variable) {
+  char const* const text = std::getenv(variable);
+  return text == nullptr ? 0 : std::strtoul(text, nullptr, 10);
+}
+
+void print_statistics() {
+  spillway::Stats const stats = Support::stats();
+  std::fprintf(stderr,
+               "spillway: at most %zu of %zu MiB of tensors were on the device; %zu MiB were "
+               "swapped out\n",
+               static_cast<std::size_t>(stats.resident.bytes.peak) >> 20U,
+               static_cast<std::size_t>(stats.allocated.bytes.peak) >> 20U,
+               static_cast<std::size_t>(stats.swap_outs.bytes) >> 20U);
+}
+
+/// Installs support when the library is loaded, which is after PyTorch and before `main`.
+struct Installed {
+  Installed() {
+    try {
+      spillway::torch::InstallOptions options;
+      options.limit = number_in("SPILLWAY_LIMIT_MIB") << 20U;
+      Support::install(options);
+    } catch (std::exception const& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      std::_Exit(1);
+    }
+    (void)std::atexit(&print_statistics);
+    if (auto const period = std::chrono::milliseconds{number_in("SPILLWAY_RECLAIM_MS")};
+        period.count() != 0) {
+      std::thread{[period] {
+        for (;;) {
+          (void)Support::reclaim();
+          std::this_thread::sleep_for(period);
+        }
+      }}.detach();
+    }
+  }
+} const installed;
+
+struct Start {
+  void* (*function)(void*);
+  void* argument;
+};
+
+void* run_with_hook(void* start) {
+  std::unique_ptr<Start> const owned{static_cast<Start*>(start)};
+  Start const call = *owned;
+  Support::set_hook(true);
+  return call.function(call.argument);
+}
+
+}  // namespace
+
+/// Takes the place of the system's function, so that all threads of the program have the hook.
+extern "C" int pthread_create(pthread_t* thread,
+                              pthread_attr_t const* attributes,
+                              void* (*function)(void*),
+                              void* argument) {
+  static auto const create =
+      reinterpret_cast<decltype(&pthread_create)>(::dlsym(RTLD_NEXT, "pthread_create"));
+  auto start = std::make_unique<Start>(Start{function, argument});
+  int const error = create(thread, attributes, &run_with_hook, start.get());
+  if (error == 0) {
+    (void)start.release();  // the thread owns it
+  }
+  return error;
+}

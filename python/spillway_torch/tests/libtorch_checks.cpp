@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks of large-model support in a program in C++, which test_libtorch.py compiles and runs.
+#include <spillway/interop/torch.hpp>
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/wait.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+namespace {
+
+using namespace spillway::literals;
+using Support = spillway::torch::HostSupport;
+using spillway::framework::CodecChoice;
+
+constexpr std::size_t limit = 64_MiB;
+
+void check(bool is_right, char const* what, int line) {
+  if (!is_right) {
+    std::fprintf(stderr, "line %d: not so: %s\n", line, what);
+    std::exit(1);
+  }
+}
+#undef CHECK  // PyTorch's
+#define CHECK(...) check(static_cast<bool>(__VA_ARGS__), #__VA_ARGS__, __LINE__)
+
+/// Returns the error that a call throws; an empty text if it throws none.
+template <class Error = c10::Error, class Act>
+[[nodiscard]] std::string error_of(Act act) {
+  try {
+    act();
+  } catch (Error const& error) {
+    return error.what();
+  }
+  return {};
+}
+[[nodiscard]] bool has(std::string const& text, char const* part) {
+  return text.find(part) != std::string::npos;
+}
+[[nodiscard]] bool is_refused(at::Tensor const& tensor) {
+  return has(error_of([&] { (void)tensor.data_ptr<float>(); }), "Hold");
+}
+/// Returns a tensor of 4 MiB whose elements are `value`.
+[[nodiscard]] at::Tensor filled(int value) {
+  return torch::full({1024, 1024}, static_cast<float>(value));
+}
+
+void tensors_beyond_the_limit_keep_their_values() {
+  std::vector<at::Tensor> all;
+  for (int i = 0; i < 40; ++i) {
+    all.push_back(filled(i));
+  }
+  for (int i = 0; i < 40; ++i) {
+    CHECK(all[static_cast<std::size_t>(i)].mean().item<float>() == static_cast<float>(i));
+  }
+  CHECK(Support::stats().swap_outs.count > 0);
+  CHECK(Support::stats().resident.bytes.peak <= limit);
+}
+
+void an_address_is_valid_inside_of_a_hold() {
+  at::Tensor const tensor = filled(3);
+  CHECK(Support::reclaim() >= 4_MiB);
+  CHECK(is_refused(tensor));
+  {
+    Support::Hold const hold{{tensor}};
+    CHECK(Support::is_inside());
+    auto elements = tensor.accessor<float, 2>();
+    CHECK(elements[5][7] == 3.0F);
+    elements[5][7] = 9.0F;
+    CHECK(Support::reclaim() == 0);
+    CHECK(elements[5][7] == 9.0F);
+  }
+  CHECK(!Support::is_inside());
+  (void)Support::reclaim();
+  CHECK(is_refused(tensor));
+  CHECK(tensor[5][7].item<float>() == 9.0F);
+}
+
+void a_kept_tensor_stays_at_its_address() {
+  at::Tensor const tensor = filled(4);
+  (void)Support::reclaim();
+  Support::keep(tensor);
+  float const* const address = tensor.const_data_ptr<float>();
+  (void)Support::reclaim();
+  CHECK(tensor.const_data_ptr<float>() == address && *address == 4.0F);
+}
+
+void a_hold_of_too_much_is_refused_and_loses_nothing() {
+  std::vector<at::Tensor> all;
+  for (int i = 0; i < 20; ++i) {
+    all.push_back(filled(i));
+  }
+  CHECK(has(error_of<c10::OutOfMemoryError>([&] { Support::Hold const hold{all}; }), "spillway"));
+  CHECK(!Support::is_inside());
+  CHECK(all[7].sum().item<float>() == 7.0F * 1024 * 1024);
+}
+
+void a_thread_needs_the_hook() {
+  at::Tensor const tensor = filled(5);
+  (void)Support::reclaim();
+  std::string refusal;
+  float mean = 0;
+  std::thread{[&] {
+    CHECK(!Support::has_hook());
+    refusal = error_of([&] { (void)tensor.mean(); });
+    Support::Hook const hook;
+    mean = tensor.mean().item<float>();
+  }}.join();
+  CHECK(has(refusal, "Hook"));
+  CHECK(mean == 5.0F);
+}
+
+void gradients_are_the_same() {
+  auto const gradient = [](bool is_evicted) {
+    torch::manual_seed(7);
+    torch::nn::Sequential model{
+        torch::nn::Linear(256, 256), torch::nn::GELU(), torch::nn::Linear(256, 10)};
+    at::Tensor const loss = model->forward(torch::randn({512, 256})).logsumexp(1).mean();
+    if (is_evicted) {
+      CHECK(Support::reclaim() > 0);
+    }
+    loss.backward();
+    return model->parameters()[0].grad();
+  };
+  CHECK(gradient(true).equal(gradient(false)));
+}
+
+void parked_tensors_come_back() {
+  at::Tensor const tensor = filled(6);
+  CHECK(Support::park() >= 4_MiB);
+  CHECK(Support::stats().reserved_bytes == Support::stats().resident.bytes.current);
+  CHECK(Support::wake() >= 4_MiB);
+  CHECK(tensor.mean().item<float>() == 6.0F);
+}
+
+void the_limit_can_be_lowered_and_raised_again() {
+  at::Tensor const tensor = filled(8);
+  Support::set_limit(limit / 2);
+  CHECK(Support::limit() == limit / 2);
+  CHECK(has(error_of([] { Support::set_limit(2 * limit); }), "can be raised to 67108864 bytes"));
+  Support::set_limit(limit);
+  CHECK(tensor.mean().item<float>() == 8.0F);
+}
+
+void codecs_are_lossless_unless_asked_for_by_tensor() {
+  auto const before = Support::host_stats().encoded_raw_bytes;
+  at::Tensor const tensor = filled(0);
+  Support::set_codec(CodecChoice::lossless, {tensor});
+  (void)Support::reclaim();
+  CHECK(tensor.count_nonzero().item<std::int64_t>() == 0);
+  CHECK(Support::host_stats().encoded_raw_bytes >= before + 4_MiB);
+  CHECK(has(error_of([] { Support::set_codec(CodecChoice::bfloat16); }), "by tensor"));
+  at::Tensor const wide = torch::zeros({1024, 1024}, at::kDouble);
+  CHECK(has(error_of([&] { Support::set_codec(CodecChoice::bfloat16, {wide}); }), "float32"));
+}
+
+void nothing_leaves_while_support_is_off() {
+  at::Tensor const tensor = filled(1);
+  Support::enable(false);
+  CHECK(!Support::is_enabled());
+  (void)tensor.mean();  // what no operation has used since then may still leave
+  CHECK(Support::reclaim() == 0);
+  Support::enable(true);
+  CHECK(Support::reclaim() >= 4_MiB);
+}
+
+void results_are_recomputed() {
+  Support::set_recompute(true);
+  CHECK(Support::recomputes());
+  at::Tensor const input = filled(2);
+  at::Tensor expected;
+  for (int i = 0; i < 20; ++i) {
+    at::Tensor const result = input.exp();
+    (void)Support::reclaim();
+    expected = i == 0 ? result.clone() : expected;
+    CHECK(result.equal(expected));
+  }
+  Support::set_recompute(false);
+}
+
+void a_forked_child_reads_what_is_away() {
+  at::Tensor const tensor = filled(2);
+  (void)Support::reclaim();
+  pid_t const child = ::fork();
+  if (child == 0) {
+    std::_Exit(tensor.mean().item<float>() == 2.0F ? 0 : 1);
+  }
+  int status = 0;
+  CHECK(::waitpid(child, &status, 0) == child && status == 0);
+  CHECK(tensor.mean().item<float>() == 2.0F);
+}
+
+void a_held_model_can_be_saved(std::filesystem::path const& folder) {
+  torch::nn::Linear model{512, 512};
+  (void)Support::reclaim();
+  std::string const file = folder / "model.pt";
+  {
+    Support::Hold const hold{model->parameters()};
+    torch::save(model, file);
+  }
+  torch::nn::Linear copy{512, 512};
+  torch::load(copy, file);
+  CHECK(copy->weight.equal(model->weight));
+}
+
+void the_device_can_be_shared(std::filesystem::path const& folder) {
+  spillway::ShareOptions options;
+  options.file = folder / "share";
+  options.least_bytes = 8_MiB;
+  Support::share(options);
+  CHECK(Support::is_shared() && Support::share_members().size() == 1);
+  Support::leave_share();
+  CHECK(!Support::is_shared());
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  std::filesystem::path const folder = arguments[1];
+  torch::set_num_threads(1);  // OpenMP's threads do not survive a fork
+  at::Tensor const earlier = filled(1);
+  CHECK(!Support::is_installed() && !Support::has_hook());
+  CHECK(has(error_of([] { (void)Support::stats(); }), "install() has not been called"));
+  spillway::torch::InstallOptions options;
+  options.limit = limit;
+  Support::install(options);
+  CHECK(has(error_of([] { Support::install(); }), "installed already"));
+  CHECK(Support::is_enabled() && Support::has_hook());
+  CHECK(!Support::is_ours(earlier) && Support::is_ours(filled(1)));
+
+  tensors_beyond_the_limit_keep_their_values();
+  an_address_is_valid_inside_of_a_hold();
+  a_kept_tensor_stays_at_its_address();
+  a_hold_of_too_much_is_refused_and_loses_nothing();
+  a_thread_needs_the_hook();
+  gradients_are_the_same();
+  parked_tensors_come_back();
+  the_limit_can_be_lowered_and_raised_again();
+  codecs_are_lossless_unless_asked_for_by_tensor();
+  nothing_leaves_while_support_is_off();
+  results_are_recomputed();
+  a_forked_child_reads_what_is_away();
+  a_held_model_can_be_saved(folder);
+  the_device_can_be_shared(folder);
+  std::puts("all checks passed");
+}
