@@ -4,20 +4,25 @@
 //
 //   SPILLWAY_LIMIT_MIB=4096 LD_PRELOAD=$PWD/libspillway_preload.so ./program
 //
-// SPILLWAY_RECLAIM_MS=N also swaps out all tensors that are not in use every N milliseconds, which
-// tests that the program works with swapped-out tensors.
+// SPILLWAY_LEAST_BYTES=N lets tensors of N bytes and more leave, instead of 8192. To test a
+// program, SPILLWAY_RECLAIM_MS=N also swaps out all tensors that are not in use every N
+// milliseconds.
 #include <spillway/interop/torch.hpp>
 
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <thread>
+#include <utility>
 
+#include <ATen/ATen.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <torch/csrc/jit/serialization/pickler_helper.h>
 
 namespace {
 
@@ -44,6 +49,7 @@ struct Installed {
     try {
       spillway::torch::InstallOptions options;
       options.limit = number_in("SPILLWAY_LIMIT_MIB") << 20U;
+      options.least_bytes = number_in("SPILLWAY_LEAST_BYTES");
       Support::install(options);
     } catch (std::exception const& error) {
       std::fprintf(stderr, "%s\n", error.what());
@@ -74,7 +80,33 @@ void* run_with_hook(void* start) {
   return call.function(call.argument);
 }
 
+/// Returns a copy of a tensor in memory that never leaves.
+[[nodiscard]] at::Tensor copied(at::Tensor const& tensor) {
+  std::size_t const bytes = tensor.storage().nbytes();
+  at::DataPtr memory = Support::installed().tensors.allocate_small(bytes);
+  {
+    Support::Hold const hold{{tensor}};
+    std::memcpy(memory.get(), tensor.storage().data(), bytes);
+  }
+  c10::Storage storage{c10::Storage::use_byte_size_t{}, bytes, std::move(memory)};
+  return at::empty({0}, tensor.options())
+      .set_(std::move(storage), tensor.storage_offset(), tensor.sizes(), tensor.strides());
+}
+
 }  // namespace
+
+/// Takes the place of PyTorch's function, which gives a tensor's address to the function that
+/// writes it to a file.
+torch::jit::WriteableTensorData torch::jit::getWriteableTensorData(at::Tensor const& tensor,
+                                                                   bool to_cpu) {
+  static auto const get = reinterpret_cast<decltype(&getWriteableTensorData)>(
+      ::dlsym(RTLD_NEXT, "_ZN5torch3jit22getWriteableTensorDataERKN2at6TensorEb"));
+  WriteableTensorData data = get(tensor, to_cpu);
+  if (Support::is_ours(data.tensor_)) {
+    data.tensor_ = copied(data.tensor_);
+  }
+  return data;
+}
 
 /// Takes the place of the system's function, so that all threads of the program have the hook.
 extern "C" int pthread_create(pthread_t* thread,

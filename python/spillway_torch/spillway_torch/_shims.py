@@ -306,8 +306,7 @@ def _wrap_scripts():
     for name in ("import_ir_module", "import_ir_module_from_buffer", "_import_ir_module_from_package", "_load_for_lite_interpreter",
                  "_load_for_lite_interpreter_from_buffer"):
         _wrap_methods(C, (name,), _loading)
-    # Kernels of fusers ask for addresses outside of operations.
-    C._jit_set_texpr_fuser_enabled(False)
+    # Kernels of oneDNN's fuser ask for addresses outside of operations. It is off unless the program switches it on.
     _note_fusion(C._jit_llga_enabled())
     _wrap_methods(C, ("_jit_set_llga_enabled",), _noting_fusion)
     for cls in (C.ScriptMethod, C.ScriptFunction):

@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include <c10/core/Allocator.h>
@@ -118,9 +119,10 @@ struct CudaSite {
   static Leases& leases() { return state()->leases; }
   static TensorAllocator& tensors() { return *state()->tensors; }
   static typename Leases::Frames& frames() {
-    thread_local typename Leases::Frames mine;
-    return mine;
+    thread_local ThreadFramesOf<CudaSite> mine;
+    return mine.frames;
   }
+  static bool reads_results() { return std::is_same_v<Interpreter, NoInterpreter>; }
   static HookState& hook() {
     thread_local HookState mine;
     return mine;

@@ -420,6 +420,11 @@ class FrameHook {
       // Ends the frame's pins unless a hold that began inside continues. A hold around this frame
       // may have ended already.
       if (frames_.depth == 0 || (is_outermost_ && frames_.held == 0)) {
+        if constexpr (ReadingSite<Site>) {
+          if (Site::reads_results()) {
+            Site::leases().keep_recent(frames_, results);
+          }
+        }
         Site::leases().exit(frames_, frames_.pins, results);
         if (frames_.split_bytes != 0) {
           Site::leases().report_split(frames_);

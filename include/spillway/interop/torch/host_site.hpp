@@ -10,6 +10,7 @@
 #include <spillway/policies.hpp>
 
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
 #include <c10/core/CPUAllocator.h>
@@ -65,9 +66,10 @@ struct HostSite {
 
   static Leases& leases() { return state()->leases; }
   static typename Leases::Frames& frames() {
-    thread_local typename Leases::Frames mine;
-    return mine;
+    thread_local ThreadFramesOf<HostSite> mine;
+    return mine.frames;
   }
+  static bool reads_results() { return std::is_same_v<Interpreter, NoInterpreter>; }
   static HookState& hook() {
     thread_local HookState mine;
     return mine;

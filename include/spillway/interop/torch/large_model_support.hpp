@@ -21,6 +21,7 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 
 namespace spillway::torch {
 
@@ -66,6 +67,8 @@ class LargeModelSupport {
     FrameHook::rethrow_as_torch([&] { Site::install(options); });
     framework::ForkHandlers<LargeModelSupport>::install();
     install_sending_converter<Site>();
+    // Kernels of this fuser of TorchScript ask for addresses outside of operations.
+    ::torch::jit::setTensorExprFuserEnabled(false);
     set_hook(true);
   }
   [[nodiscard]] static bool is_installed() noexcept { return Site::state() != nullptr; }
@@ -97,7 +100,7 @@ class LargeModelSupport {
   [[nodiscard]] static std::size_t limit() { return installed().limit(); }
   /// Lowers the limit, or raises it up to that of `install`. Tensors that are not in use are moved
   /// or swapped out if they stand in the way.
-  static void set_limit(std::size_t bytes) { installed().set_limit(bytes); }
+  static void set_limit(std::size_t bytes) { with_recent_results().set_limit(bytes); }
   /// The least size of a tensor that may be swapped out.
   [[nodiscard]] static std::size_t least_bytes() { return installed().least_bytes.load(); }
   static void set_least_bytes(std::size_t bytes) { installed().least_bytes = bytes; }
@@ -112,7 +115,7 @@ class LargeModelSupport {
   /// Swaps out all tensors that are not in use, as far as the host has room.
   ///
   /// @returns the bytes that were swapped out
-  static std::size_t reclaim() { return installed().leases.reclaim(); }
+  static std::size_t reclaim() { return with_recent_results().leases.reclaim(); }
   /// Gives device memory that is free now back to the system.
   ///
   /// @returns the bytes given back
@@ -123,7 +126,7 @@ class LargeModelSupport {
   /// @param level  `HostTier::file` also releases host memory, as far as the file has room
   /// @returns the bytes of device memory that were given back
   static std::size_t park(HostTier level = HostTier::pinned) {
-    return FrameHook::rethrow_as_torch([&] { return installed().leases.park(level); });
+    return FrameHook::rethrow_as_torch([&] { return with_recent_results().leases.park(level); });
   }
   /// Swaps all tensors in at once, as far as the limit allows.
   ///
@@ -256,6 +259,12 @@ class LargeModelSupport {
   static auto const* frame_of_thread() { return &Site::frames(); }
 
  private:
+  /// Ends what keeps results of this thread's last operation resident, so that they can leave, too.
+  [[nodiscard]] static State& with_recent_results() {
+    State& state = installed();
+    state.leases.end_recent(Site::frames());
+    return state;
+  }
   static void check_has_codecs(framework::CodecChoice choice) {
     if (choice != framework::CodecChoice::none) {
       char const* const refusal = Site::codec_refusal();

@@ -46,4 +46,14 @@ concept PassingSite = requires(c10::StorageImpl* storage) {
   { Site::on_access(storage) } -> std::same_as<void>;
 };
 
+/// A site of a program in C++, which may ask for the address of what an operation has used or made
+/// when the operation has returned: by `accessor()` or `data_ptr()`, by printing it, or for one of
+/// its own kernels. There small tensors stay resident for a while (`StorageLeases::keep_recent`).
+/// In Python no program asks for an address without the adapter's knowledge.
+/// `Site::reads_results()` returns whether a program may.
+template <class Site>
+concept ReadingSite = requires {
+  { Site::reads_results() } -> std::same_as<bool>;
+};
+
 }  // namespace spillway::torch

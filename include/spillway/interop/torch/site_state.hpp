@@ -24,6 +24,21 @@ struct NoInterpreter {
   NoInterpreter() noexcept {}  // NOLINT(modernize-use-equals-default): its object is never read
 };
 
+/// The frames of one thread, for a thread-local variable of a site.
+template <class Site>
+struct ThreadFramesOf {
+  typename StorageLeases<Site>::Frames frames;
+
+  ThreadFramesOf() = default;
+  ThreadFramesOf(ThreadFramesOf const&) = delete;
+  ThreadFramesOf& operator=(ThreadFramesOf const&) = delete;
+  ~ThreadFramesOf() {
+    if (!frames.recent.empty()) {
+      Site::leases().end_recent(frames);
+    }
+  }
+};
+
 /// The dispatch key on which the hook is installed. PyTorch itself uses it in tests only.
 inline constexpr c10::DispatchKey hook_key = c10::DispatchKey::TESTING_ONLY_GenericMode;
 

@@ -18,7 +18,9 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <iterator>
 #include <memory>
+#include <new>
 #include <optional>
 #include <shared_mutex>
 #include <span>
@@ -98,6 +100,9 @@ struct ThreadFrames {
   /// Called once, when an operation that is being measured has got memory for its result.
   std::function<void()> const* after_allocation = nullptr;
   Pins pins{};
+  /// Small operands and results of the thread's latest operations, oldest first, which stay
+  /// resident; see `ReadingSite`
+  Pins recent{};
   /// Other lists of pins of this thread: of composites, and of operations that a `Barrier`
   /// suspends.
   std::vector<Pins const*> further_pins{};
@@ -261,8 +266,8 @@ struct StorageTraits {
 /// | `Site::on_freed(bytes, block)` | be told, without throwing                                  |
 /// | `Site::on_out_of_memory(bytes)` | be told of an error before it is thrown                  |
 ///
-/// `CapturingSite`, `JoiningSite` and `PassingSite` describe what a site may offer in addition.
-/// What recipes need is listed at `OperationRecipe`.
+/// `CapturingSite`, `JoiningSite`, `PassingSite` and `ReadingSite` say what a site may offer in
+/// addition. What recipes need is listed at `OperationRecipe`.
 ///
 /// Threads  thread-safe. The lock only guards bookkeeping. It is not held while the allocator is
 ///          called, nor while a reference to a storage is taken or dropped, for which the
@@ -343,6 +348,18 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   void enter(Frames& frames, Pins& pins, Operands const& operands, bool enrols);
   /// Ends an operation: enrols its results, and unpins its operands. Makes no room.
   void exit(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
+  /// To be called at the end of an outermost operation of a `ReadingSite`, before `exit`. Under
+  /// pressure, keeps small operands and results resident until 32 others have been used since, or
+  /// until they take up more than 1/64 of the capacity together. Threads that find no room do not
+  /// wait for that. Nothing is kept while results get recipes, since a recipe needs a block that
+  /// nobody can write.
+  void keep_recent(Frames& frames, std::span<Operand const> results) noexcept;
+  /// Ends that for everything that the calling thread has used.
+  void end_recent(Frames& frames) noexcept {
+    if (C10_UNLIKELY(!frames.recent.empty())) {
+      release_recent(frames.recent);
+    }
+  }
   /// Ends an outermost operation that found room in pieces only, swaps out everything that no other
   /// operation uses, and begins the operation again. Its operands are then side by side, so that
   /// the free memory is in as few pieces as possible. If the operation had pinned what another
@@ -686,9 +703,19 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
       }
     };
     count_pins(frames.pins);
+    count_pins(frames.recent);
     for (Pins const* const pins : frames.further_pins) {
       count_pins(*pins);
     }
+  }
+  void release_recent(Pins& recent) noexcept {
+    this->release_pins(
+        recent, [](std::vector<Lease>&) {}, [](Entry& entry) { return --entry.pins == 0; }, [] {});
+  }
+  [[nodiscard]] bool try_end_recent(Frames& frames) noexcept {
+    bool const has_recent = !frames.recent.empty();
+    end_recent(frames);
+    return has_recent;
   }
   [[nodiscard]] Entry* try_enrol(Operand const& operand) noexcept;
   /// Enrols a result. @returns its entry if the storage was enrolled just now, else null
@@ -822,7 +849,8 @@ void* StorageLeases<Site>::allocate_block(std::size_t bytes,
           report_to_profiler(p, static_cast<std::int64_t>(bytes));
         });
   };
-  if (!try_allocate() && !(try_borrow() && try_allocate())) {
+  if (!try_allocate() && !(try_end_recent(frames) && try_allocate()) &&
+      !(try_borrow() && try_allocate())) {
     throw_out_of_memory(frames, bytes, refusal);
   }
   if (C10_UNLIKELY(frames.after_allocation != nullptr)) {
@@ -1063,8 +1091,10 @@ void StorageLeases<Site>::enter_slowly(Frames& frames,
     add_stream(*entry, stream);
   }
   framework::Refusal refusal;
-  if (!missing.empty() &&
-      !this->acquire_missing(frames, std::span{missing}, arrival_stream(), refusal)) {
+  auto const try_acquire = [&] {
+    return this->acquire_missing(frames, std::span{missing}, arrival_stream(), refusal);
+  };
+  if (!missing.empty() && !try_acquire() && !(try_end_recent(frames) && try_acquire())) {
     std::size_t bytes = 0;
     {
       Guard const guard{mutex_};
@@ -1195,6 +1225,56 @@ void StorageLeases<Site>::exit(Frames& frames,
     (void)this->start_reclaim();
     Guard const guard{mutex_};
     end_frame(frames, had_operands);
+  }
+}
+
+template <class Site>
+void StorageLeases<Site>::keep_recent(Frames& frames, std::span<Operand const> results) noexcept {
+  constexpr std::size_t most_recent = 32;
+  if (!this->is_under_pressure_ || gives_recipes() || is_captured()) {
+    return;
+  }
+  Pins& recent = frames.recent;
+  Pins ended;
+  try {
+    recent.reserve(recent.size() + frames.pins.size() + results.size());
+    ended.reserve(recent.capacity());
+  } catch (std::bad_alloc const&) {
+    return;
+  }
+  {
+    Guard const guard{mutex_};
+    std::size_t const most_bytes = this->capacity_bytes_ / 64;
+    auto const add = [&](Entry& entry) {
+      if (entry.bytes <= most_bytes && entry.has_lease() &&
+          std::find(recent.begin(), recent.end(), &entry) == recent.end()) {
+        recent.push_back(&entry);
+        ++entry.pins;
+        entry.is_shared = true;
+      }
+    };
+    for (Entry* const entry : frames.pins) {
+      add(*entry);
+    }
+    for (Operand const& result : results) {
+      if (result.storage->nbytes() <= most_bytes) {
+        enrol_result(result);
+        if (Entry* const entry = Traits::entry_of(*result.storage); entry != nullptr) {
+          add(*entry);
+        }
+      }
+    }
+    std::size_t bytes = 0;
+    auto first = recent.end();  // of those that stay
+    while (first != recent.begin() && recent.end() - first < std::ptrdiff_t{most_recent} &&
+           bytes + (*std::prev(first))->bytes <= most_bytes) {
+      bytes += (*--first)->bytes;
+    }
+    ended.assign(recent.begin(), first);
+    recent.erase(recent.begin(), first);
+  }
+  if (!ended.empty()) {
+    release_recent(ended);
   }
 }
 
