@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -91,6 +92,16 @@ void a_kept_tensor_stays_at_its_address() {
   float const* const address = tensor.const_data_ptr<float>();
   (void)Support::reclaim();
   CHECK(tensor.const_data_ptr<float>() == address && *address == 4.0F);
+}
+
+void a_small_tensor_that_was_just_used_can_be_read() {
+  at::Tensor const tensor = torch::full({64, 64}, 3.0) * 2;
+  (void)tensor.mean();
+  std::ostringstream text;
+  text << tensor;
+  CHECK(has(text.str(), "6") && tensor.accessor<float, 2>()[5][7] == 6.0F);
+  (void)Support::reclaim();
+  CHECK(is_refused(tensor));
 }
 
 void a_hold_of_too_much_is_refused_and_loses_nothing() {
@@ -239,6 +250,7 @@ int main(int, char** arguments) {
   tensors_beyond_the_limit_keep_their_values();
   an_address_is_valid_inside_of_a_hold();
   a_kept_tensor_stays_at_its_address();
+  a_small_tensor_that_was_just_used_can_be_read();
   a_hold_of_too_much_is_refused_and_loses_nothing();
   a_thread_needs_the_hook();
   gradients_are_the_same();

@@ -24,19 +24,30 @@ def is_stand_in():
     return os.environ.get("SPILLWAY_CUDA_STAND_IN") == "1"
 
 
-def compiled(source, library):
-    """Compiles C++ code that calls PyTorch, and loads it as a library."""
+def build(output, *options):
+    """Compiles C++ code that calls PyTorch and the CUDA runtime."""
     toolkits = [pathlib.Path(path).parent for path in include_paths(device_type="cuda")]
-    packages = pathlib.Path(torch.__file__).parents[1] / "nvidia" / f"cu{torch.version.cuda.split('.')[0]}"
-    headers = [str(t / "include") for t in (packages, *toolkits, pathlib.Path("/usr/local/cuda"))]
-    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
-               str(FOLDER / source), "-o", str(library), f"-L{pathlib.Path(torch.__file__).parent / 'lib'}",
-               "-lc10_cuda", "-lc10", "-ltorch_cpu", "-ltorch_cuda"]
-    for path in [*include_paths(), *(h for h in headers if os.path.exists(os.path.join(h, "cuda_runtime_api.h")))]:
-        command += ["-isystem", path]
+    major = torch.version.cuda.split(".")[0]
+    packages = pathlib.Path(torch.__file__).parents[1] / "nvidia" / f"cu{major}"
+    toolkits = [packages, *toolkits, pathlib.Path("/usr/local/cuda")]
+    headers = [t / "include" for t in toolkits if (t / "include" / "cuda_runtime_api.h").exists()]
+    runtime = next(f for t in toolkits for f in (t / "lib" / f"libcudart.so.{major}", t / "lib64" / f"libcudart.so.{major}")
+                   if f.exists())
+    libraries = pathlib.Path(torch.__file__).parent / "lib"
+    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-Wall", "-Wextra", "-Werror", *map(str, options), "-o", str(output),
+               f"-L{libraries}", "-ltorch", "-lc10_cuda", "-lc10", "-ltorch_cpu", "-ltorch_cuda", str(runtime)]
+    for path in [*include_paths(), *headers]:
+        command += ["-isystem", str(path)]
+    for folder in (libraries, runtime.parent):
+        command += [f"-Wl,-rpath,{folder}", f"-Wl,-rpath-link,{folder}"]
     environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def compiled(source, library):
+    """Compiles C++ code that calls PyTorch, and loads it as a library."""
+    build(library, "-O1", "-shared", "-fPIC", FOLDER / source)
     return ctypes.CDLL(str(library))
 
 
