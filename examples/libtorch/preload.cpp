@@ -80,17 +80,18 @@ void* run_with_hook(void* start) {
   return call.function(call.argument);
 }
 
-/// Returns a copy of a tensor in memory that never leaves.
+/// Returns a tensor on a copy of another one's storage, in memory that never leaves.
 [[nodiscard]] at::Tensor copied(at::Tensor const& tensor) {
   std::size_t const bytes = tensor.storage().nbytes();
   at::DataPtr memory = Support::installed().tensors.allocate_small(bytes);
   {
-    Support::Hold const hold{{tensor}};
+    spillway::torch::HeldStorages<spillway::torch::HostSite<>> held{/*may_write=*/false};
+    held.add(tensor.storage());
+    held.enter();
     std::memcpy(memory.get(), tensor.storage().data(), bytes);
   }
   c10::Storage storage{c10::Storage::use_byte_size_t{}, bytes, std::move(memory)};
-  return at::empty({0}, tensor.options())
-      .set_(std::move(storage), tensor.storage_offset(), tensor.sizes(), tensor.strides());
+  return at::empty({0}, at::kByte).set_(std::move(storage));
 }
 
 }  // namespace
@@ -108,13 +109,20 @@ torch::jit::WriteableTensorData torch::jit::getWriteableTensorData(at::Tensor co
   return data;
 }
 
-/// Takes the place of the system's function, so that all threads of the program have the hook.
+/// Takes the place of the system's function, so that the threads of the program have the hook.
 extern "C" int pthread_create(pthread_t* thread,
                               pthread_attr_t const* attributes,
                               void* (*function)(void*),
                               void* argument) {
   static auto const create =
       reinterpret_cast<decltype(&pthread_create)>(::dlsym(RTLD_NEXT, "pthread_create"));
+  // Threads of OpenMP run parts of an operation that another thread has begun.
+  Dl_info library{};
+  bool const is_part = ::dladdr(reinterpret_cast<void*>(function), &library) != 0 &&
+                       std::strstr(library.dli_fname, "omp") != nullptr;
+  if (is_part) {
+    return create(thread, attributes, function, argument);
+  }
   auto start = std::make_unique<Start>(Start{function, argument});
   int const error = create(thread, attributes, &run_with_hook, start.get());
   if (error == 0) {

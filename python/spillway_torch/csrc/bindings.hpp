@@ -53,6 +53,7 @@ class Bindings {
                       double link_bytes_per_second) {
     Support::install(
         {{limit, host_limit, file_tier, file_bytes, least_bytes}, ordinal, link_bytes_per_second});
+    Support::set_least_bytes(least_bytes);  // also if it is 0
     Support::set_hook(false);
   }
 

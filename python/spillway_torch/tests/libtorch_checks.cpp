@@ -3,10 +3,13 @@
 #include <spillway/interop/torch.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <latch>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -100,8 +103,69 @@ void a_small_tensor_that_was_just_used_can_be_read() {
   std::ostringstream text;
   text << tensor;
   CHECK(has(text.str(), "6") && tensor.accessor<float, 2>()[5][7] == 6.0F);
+  for (int i = 0; i < 100; ++i) {  // it is used again and again
+    (void)(tensor * i).sum();
+    CHECK(tensor.data_ptr<float>()[i] == 6.0F);
+  }
+  std::vector<at::Tensor> others;
+  for (int i = 0; i < 100; ++i) {
+    others.push_back(torch::full({64, 64}, 1.0));
+  }
+  CHECK(is_refused(tensor));
+  CHECK(tensor.sum().item<float>() == 6.0F * 64 * 64);
   (void)Support::reclaim();
   CHECK(is_refused(tensor));
+}
+
+void small_tensors_of_idle_threads_give_way() {
+  constexpr std::size_t threads = 100;
+  std::vector<at::Tensor> small(threads);
+  std::latch are_made{threads};
+  std::latch is_done{1};
+  std::vector<std::thread> all;
+  for (std::size_t i = 0; i < threads; ++i) {
+    all.emplace_back([&, i] {
+      Support::Hook const hook;
+      small[i] =
+          torch::full({static_cast<std::int64_t>(limit / 64 / sizeof(float) / 1024), 1024}, 2.0);
+      are_made.count_down();
+      is_done.wait();
+    });
+  }
+  are_made.wait();
+  {
+    std::vector<at::Tensor> const most(14, filled(1) + 1);
+    Support::Hold const hold{most};
+    at::Tensor const sum = most[0] + most[1];
+    CHECK(sum.mean().item<float>() == 4.0F);
+  }
+  is_done.count_down();
+  for (std::thread& one : all) {
+    one.join();
+  }
+  for (at::Tensor const& one : small) {
+    CHECK(one.mean().item<float>() == 2.0F);
+  }
+}
+
+void a_hold_ends_with_its_thread() {
+  at::Tensor const tensor = filled(7);
+  std::unique_ptr<Support::Hold> hold;
+  std::thread{[&] {
+    Support::Hook const hook;
+    hold = std::make_unique<Support::Hold>(std::vector<at::Tensor>{tensor});
+  }}.join();
+  (void)Support::reclaim();
+  CHECK(is_refused(tensor));
+  hold.reset();
+  CHECK(tensor.mean().item<float>() == 7.0F);
+}
+
+void errors_are_pytorchs() {
+  CHECK(has(error_of([] { (void)Support::park(spillway::HostTier::file); }), "no such tier"));
+  CHECK(
+      has(error_of([] { Support::share({.file = "/no/such/folder/share"}); }), "/no/such/folder"));
+  CHECK(!Support::is_shared());
 }
 
 void a_hold_of_too_much_is_refused_and_loses_nothing() {
@@ -251,6 +315,9 @@ int main(int, char** arguments) {
   an_address_is_valid_inside_of_a_hold();
   a_kept_tensor_stays_at_its_address();
   a_small_tensor_that_was_just_used_can_be_read();
+  small_tensors_of_idle_threads_give_way();
+  a_hold_ends_with_its_thread();
+  errors_are_pytorchs();
   a_hold_of_too_much_is_refused_and_loses_nothing();
   a_thread_needs_the_hook();
   gradients_are_the_same();

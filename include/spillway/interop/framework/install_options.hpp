@@ -14,17 +14,16 @@
 
 namespace spillway::framework {
 
-/// Options of `install` in a Python module, which replaces a framework's allocator by one of this
-/// library.
+/// Options of `install`, which replaces a framework's allocator by one of this library.
 struct InstallOptions {
-  /// Most bytes of device memory that tensors may take up; 0: the module's default
+  /// Most bytes of device memory that tensors may take up; 0: the default of `install`
   std::size_t limit = 0;
   /// Most bytes of host memory for tensors that are swapped out; 0: the allocator's default, or
   /// that of `with_host_memory` if there is a file tier
   std::size_t host_limit = 0;
   std::string file_tier{};  ///< folder for what does not fit into host memory; empty: no file tier
-  std::size_t file_bytes = 0;  ///< most bytes that the file tier may take up
-  /// Tensors smaller than this stay with the framework's allocator; 0: the module's default.
+  std::size_t file_bytes = 0;  ///< most bytes in the file tier; 0: the default of `install`
+  /// Tensors smaller than this stay with the framework's allocator; 0: the default of `install`.
   std::size_t least_bytes = 0;
 
   /// Returns options for an allocator of `capacity_bytes` whose acquisitions do not wait for other

@@ -99,6 +99,8 @@ struct Refusal {
 ///   the lock.
 /// - `detach(entry, reference, leases)`: clears the storage's address and appends the entry's
 ///   leases to `leases`. If the address has another owner, returns false and sets `is_kept`.
+/// - `try_make_room()`, optional: called when a thread finds no room under pressure, before it
+///   waits for others; returns whether there may be room now.
 /// - `can_repeat(frame)`: whether the operation will be begun again if it finds no room now.
 /// - `release_interpreter()`: an object that gives up the lock of the Python interpreter while it
 ///   lives.
@@ -542,6 +544,11 @@ class OperandLeases {
     if (!is_under_pressure_) {
       (void)start_reclaim();
       return true;
+    }
+    if constexpr (requires { Traits::try_make_room(); }) {
+      if (Traits::try_make_room()) {
+        return true;
+      }
     }
     if (wait_for_release(frame, seen)) {
       return true;

@@ -342,6 +342,15 @@ class FrameHook {
     case OperationKind::packing:
       run_packing(op, next, stack);
       return;
+    case OperationKind::permutation:
+      run_kernel(op, next, stack);
+      if constexpr (ReadingSite<Site>) {
+        at::Tensor const& result = stack->back().toTensor();
+        if (Site::reads_results() && result.is_cpu() && result.has_storage()) {
+          bring_in(*result.storage().unsafeGetStorageImpl(), nullptr, /*keeps=*/true);
+        }
+      }
+      return;
     default:
       run_kernel(op, next, stack);
       return;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/error.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/device_share.hpp>
 #include <spillway/host/host_tier.hpp>
@@ -12,7 +13,9 @@
 #include <spillway/interop/torch/site_state.hpp>
 
 #include <cstddef>
+#include <filesystem>
 #include <new>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -35,10 +38,14 @@ namespace spillway::torch {
 /// Errors are PyTorch's: `c10::OutOfMemoryError` if there is no room on the device or the host,
 /// `c10::Error` for everything else. After an error all tensors are as they were.
 ///
+/// The state is that of a template, so all parts of a program have to see the same one. A shared
+/// library that is built with hidden visibility would have a state of its own, and be refused by
+/// `install`: export the symbols of `spillway::torch` there.
+///
 /// Threads  thread-safe, except for `install`. A thread whose operations use tensors that may be
 ///          swapped out needs the *hook*. The thread that calls `install` has it, and so have the
 ///          threads in which PyTorch runs backward passes for it. In each other thread of the
-///          program make a `Hook` first.
+///          program make a `Hook` first, after `install`.
 /// Streams  operations may use any of PyTorch's streams.
 template <class Site>
 class LargeModelSupport {
@@ -55,7 +62,8 @@ class LargeModelSupport {
   /// Replaces PyTorch's allocator, puts the hook in front of all operations, and switches it on for
   /// the calling thread. Tensors that exist already are not affected, and never leave.
   ///
-  /// A limit of 0 stands for nine tenths of what is free.
+  /// A limit of 0 stands for nine tenths of what is free, and `file_bytes` of 0 for half of what is
+  /// free in the folder of the file tier.
   ///
   /// @throws c10::Error if it is called twice, if there is no such device, if PyTorch has begun to
   ///         use CUDA already, or if another module needs the same dispatch key
@@ -64,9 +72,17 @@ class LargeModelSupport {
     if (options.least_bytes == 0) {
       options.least_bytes = default_least_bytes;
     }
-    FrameHook::rethrow_as_torch([&] { Site::install(options); });
-    framework::ForkHandlers<LargeModelSupport>::install();
-    install_sending_converter<Site>();
+    with_errors_of_torch([&] {
+      if (!options.file_tier.empty() && options.file_bytes == 0) {
+        options.file_bytes = std::filesystem::space(options.file_tier).available / 2;
+      }
+      [[maybe_unused]] static bool const are_registered = [] {
+        framework::ForkHandlers<LargeModelSupport>::install();
+        return true;
+      }();
+      Site::install(options);
+      install_sending_converter<Site>();
+    });
     // Kernels of this fuser of TorchScript ask for addresses outside of operations.
     ::torch::jit::setTensorExprFuserEnabled(false);
     set_hook(true);
@@ -100,7 +116,9 @@ class LargeModelSupport {
   [[nodiscard]] static std::size_t limit() { return installed().limit(); }
   /// Lowers the limit, or raises it up to that of `install`. Tensors that are not in use are moved
   /// or swapped out if they stand in the way.
-  static void set_limit(std::size_t bytes) { with_recent_results().set_limit(bytes); }
+  static void set_limit(std::size_t bytes) {
+    with_errors_of_torch([&] { with_nothing_recent().set_limit(bytes); });
+  }
   /// The least size of a tensor that may be swapped out.
   [[nodiscard]] static std::size_t least_bytes() { return installed().least_bytes.load(); }
   static void set_least_bytes(std::size_t bytes) { installed().least_bytes = bytes; }
@@ -110,29 +128,36 @@ class LargeModelSupport {
 
   /// Marks the beginning of a step of training. The allocator learns the order in which a step uses
   /// tensors, and plans the next steps with it.
-  static void begin_step() { installed().leases.begin_step(); }
+  static void begin_step() {
+    with_errors_of_torch([] { installed().leases.begin_step(); });
+  }
 
-  /// Swaps out all tensors that are not in use, as far as the host has room.
+  /// Swaps out all tensors that are not in use, as far as the host has room. Small tensors that
+  /// other threads have used last stay (`StorageLeases::keep_recent`).
   ///
   /// @returns the bytes that were swapped out
-  static std::size_t reclaim() { return with_recent_results().leases.reclaim(); }
+  static std::size_t reclaim() {
+    return with_errors_of_torch([] { return with_nothing_recent().leases.reclaim(); });
+  }
   /// Gives device memory that is free now back to the system.
   ///
   /// @returns the bytes given back
-  static std::size_t trim_sync() { return installed().memory.trim_sync(); }
+  static std::size_t trim_sync() {
+    return with_errors_of_torch([] { return installed().memory.trim_sync(); });
+  }
   /// Does both of these, so that other programs can use the device. A tensor that is used comes
   /// back by itself.
   ///
   /// @param level  `HostTier::file` also releases host memory, as far as the file has room
   /// @returns the bytes of device memory that were given back
   static std::size_t park(HostTier level = HostTier::pinned) {
-    return FrameHook::rethrow_as_torch([&] { return with_recent_results().leases.park(level); });
+    return with_errors_of_torch([&] { return with_nothing_recent().leases.park(level); });
   }
   /// Swaps all tensors in at once, as far as the limit allows.
   ///
   /// @returns the bytes that were swapped in
   static std::size_t wake() {
-    return FrameHook::rethrow_as_torch([] { return installed().leases.wake(); });
+    return with_errors_of_torch([] { return installed().leases.wake(); });
   }
 
   /// Lets tensors leave without a copy, and makes them again with the operations that made them,
@@ -184,7 +209,8 @@ class LargeModelSupport {
   /// asks for addresses or reads memory by itself: `data_ptr()`, `accessor()`, `torch::save`.
   ///
   /// The tensors have to fit under the limit together, or the constructor throws
-  /// `c10::OutOfMemoryError`.
+  /// `c10::OutOfMemoryError`. A hold belongs to the thread that makes it. If another thread
+  /// destroys it, it ends before the next operation of its own thread, or with that thread.
   class Hold {
    public:
     explicit Hold(at::ArrayRef<at::Tensor> tensors) {
@@ -223,18 +249,16 @@ class LargeModelSupport {
   /// Divides the device with the other programs that name the same file; see `DeviceShare`. From
   /// then on the share sets the limit.
   static void share(ShareOptions options) {
-    try {
-      installed().leases.share(std::move(options));
-    } catch (std::bad_alloc const& error) {
-      TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
-    }
+    with_errors_of_torch([&] { installed().leases.share(std::move(options)); });
   }
   [[nodiscard]] static bool is_shared() { return is_installed() && installed().leases.is_shared(); }
   [[nodiscard]] static std::vector<ShareMember> share_members() {
     return installed().leases.share_members();
   }
   /// To be called before a program that shares the device ends.
-  static void leave_share() { installed().leases.leave_share(); }
+  static void leave_share() {
+    with_errors_of_torch([] { installed().leases.leave_share(); });
+  }
 
   // Statistics
 
@@ -259,11 +283,24 @@ class LargeModelSupport {
   static auto const* frame_of_thread() { return &Site::frames(); }
 
  private:
-  /// Ends what keeps results of this thread's last operation resident, so that they can leave, too.
-  [[nodiscard]] static State& with_recent_results() {
+  /// Ends what keeps small tensors resident that this thread has used last, so that they can leave,
+  /// too.
+  [[nodiscard]] static State& with_nothing_recent() {
     State& state = installed();
     state.leases.end_recent(Site::frames());
     return state;
+  }
+  template <class Act>
+  static auto with_errors_of_torch(Act act) {
+    try {
+      return FrameHook::rethrow_as_torch(act);
+    } catch (ContractViolation const& error) {
+      TORCH_CHECK(false, "spillway: ", error.what());
+    } catch (std::system_error const& error) {
+      TORCH_CHECK(false, "spillway: ", error.what());
+    } catch (std::bad_alloc const& error) {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "spillway: ", error.what());
+    }
   }
   static void check_has_codecs(framework::CodecChoice choice) {
     if (choice != framework::CodecChoice::none) {

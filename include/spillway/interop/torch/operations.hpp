@@ -261,9 +261,11 @@ enum class OperationKind : std::uint8_t {
   /// lists can be cut
   per_tensor,
   factory,  ///< returns a tensor without contents, whose address the caller may use to fill it
-  /// Makes an object of its operands that uses their addresses from then on, or returns tensors
-  /// whose addresses PyTorch uses later
+  /// Makes an object of its operands that uses their addresses from then on, or returns tensors of
+  /// such an object
   packing,
+  /// Returns a permutation, which PyTorch's random sampler in C++ reads by its address
+  permutation,
   lazy_clone,  ///< would share the operand's memory until one of the two is written
   exposing     ///< may use its operands' addresses after it has returned
 };
@@ -607,9 +609,12 @@ inline OperationKind kind_of(c10::OperatorHandle const& op) {
   if (begins_with_one_of({"c10d::", "_c10d_functional::", "symm_mem::"})) {
     return OperationKind::exposing;
   }
-  // In C++ PyTorch's random sampler reads a permutation through its address.
-  if (detail::packs(schema) || schema.name() == "aten::randperm") {
+  if (detail::packs(schema)) {
     return OperationKind::packing;
+  }
+  if (schema.name() == "aten::randperm" &&
+      schema.overload_name().find("out") == std::string::npos) {
+    return OperationKind::permutation;
   }
   if (!begins_with_one_of({"aten::"}) || detail::accesses_bytes(schema)) {
     return OperationKind::kernel;

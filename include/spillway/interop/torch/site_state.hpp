@@ -5,6 +5,7 @@
 #include <spillway/interop/framework/install_options.hpp>
 #include <spillway/interop/torch/frame_hook.hpp>
 #include <spillway/interop/torch/operation_times.hpp>
+#include <spillway/interop/torch/site.hpp>
 #include <spillway/interop/torch/storage_leases.hpp>
 
 #include <atomic>
@@ -32,9 +33,12 @@ struct ThreadFramesOf {
   ThreadFramesOf() = default;
   ThreadFramesOf(ThreadFramesOf const&) = delete;
   ThreadFramesOf& operator=(ThreadFramesOf const&) = delete;
+  /// In Python the module ends a thread's holds before the interpreter lets the thread end.
   ~ThreadFramesOf() {
-    if (!frames.recent.empty()) {
-      Site::leases().end_recent(frames);
+    if constexpr (ReadingSite<Site>) {
+      if (Site::reads_results() && Site::state() != nullptr) {
+        Site::leases().end_thread(frames);
+      }
     }
   }
 };

@@ -18,7 +18,6 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <new>
 #include <optional>
@@ -61,6 +60,16 @@ struct RecipeExtension {
   Make make{};
 };
 
+/// Small entries that the latest operations of one thread have used, oldest first. They stay
+/// resident for a while; see `ReadingSite`. The lists of all threads form a ring, so that a thread
+/// that finds no room can end them all. Guarded by the lock of `StorageLeases`.
+template <class Entry>
+struct RecentUses {
+  std::vector<Entry*> entries{};
+  RecentUses* previous = nullptr;  // null if this list is not in the ring
+  RecentUses* next = nullptr;
+};
+
 /// The state of one thread: which operations it is inside of, and what it has pinned for them.
 template <class Entry>
 struct ThreadFrames {
@@ -100,9 +109,7 @@ struct ThreadFrames {
   /// Called once, when an operation that is being measured has got memory for its result.
   std::function<void()> const* after_allocation = nullptr;
   Pins pins{};
-  /// Small operands and results of the thread's latest operations, oldest first, which stay
-  /// resident; see `ReadingSite`
-  Pins recent{};
+  RecentUses<Entry> recent{};
   /// Other lists of pins of this thread: of composites, and of operations that a `Barrier`
   /// suspends.
   std::vector<Pins const*> further_pins{};
@@ -234,6 +241,8 @@ struct StorageTraits {
     return detach(entry, *reference, leases);
   }
   [[nodiscard]] static auto release_interpreter() { return Site::release_interpreter(); }
+  /// Called when a thread finds no room. @returns whether there may be room now
+  [[nodiscard]] static bool try_make_room() noexcept { return Site::leases().try_end_all_recent(); }
 };
 
 /// Gives PyTorch's storages memory of an allocator that may be swapped out: leases it while
@@ -294,7 +303,9 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   using stream_type = typename Base::stream_type;
 
   /// `memory` is not owned and must outlive this object; see `OperandLeases`.
-  explicit StorageLeases(Allocator& memory) : Base{memory} {}
+  explicit StorageLeases(Allocator& memory) : Base{memory} {
+    recent_.previous = recent_.next = &recent_;
+  }
 
   // Memory
 
@@ -348,16 +359,30 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   void enter(Frames& frames, Pins& pins, Operands const& operands, bool enrols);
   /// Ends an operation: enrols its results, and unpins its operands. Makes no room.
   void exit(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
-  /// To be called at the end of an outermost operation of a `ReadingSite`, before `exit`. Under
-  /// pressure, keeps small operands and results resident until 32 others have been used since, or
-  /// until they take up more than 1/64 of the capacity together. Threads that find no room do not
-  /// wait for that. Nothing is kept while results get recipes, since a recipe needs a block that
+  /// To be called at the end of an outermost operation of a `ReadingSite`, before `exit`. When room
+  /// is scarce, keeps the 32 small operands and results resident that the thread has used last, as
+  /// long as they take up at most 1/64 of the capacity together. That ends when any thread finds no
+  /// room otherwise. Nothing is kept while results get recipes, since a recipe needs a block that
   /// nobody can write.
   void keep_recent(Frames& frames, std::span<Operand const> results) noexcept;
-  /// Ends that for everything that the calling thread has used.
+  /// Ends that for everything that one thread has used.
   void end_recent(Frames& frames) noexcept {
-    if (C10_UNLIKELY(!frames.recent.empty())) {
-      release_recent(frames.recent);
+    Pins ended;
+    {
+      Guard const guard{mutex_};
+      ended.swap(frames.recent.entries);
+    }
+    release_recent(ended);
+  }
+  /// Ends that for all threads. @returns whether anything was kept
+  [[nodiscard]] bool try_end_all_recent() noexcept;
+  /// To be called when a thread of a `ReadingSite` ends: ends its holds, and what it keeps.
+  void end_thread(Frames& frames) noexcept {
+    end_all_holds(frames);
+    end_recent(frames);
+    Guard const guard{mutex_};
+    if (frames.recent.next != nullptr) {
+      this->leave_ring(frames.recent);
     }
   }
   /// Ends an outermost operation that found room in pieces only, swaps out everything that no other
@@ -703,19 +728,31 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
       }
     };
     count_pins(frames.pins);
-    count_pins(frames.recent);
+    forget_recent_of_others(frames);
+    count_pins(frames.recent.entries);
     for (Pins const* const pins : frames.further_pins) {
       count_pins(*pins);
     }
   }
   void release_recent(Pins& recent) noexcept {
-    this->release_pins(
-        recent, [](std::vector<Lease>&) {}, [](Entry& entry) { return --entry.pins == 0; }, [] {});
+    if (!recent.empty()) {
+      this->release_pins(
+          recent,
+          [](std::vector<Lease>&) {},
+          [](Entry& entry) { return --entry.pins == 0; },
+          [] {});
+      this->notify_waiters();
+    }
   }
-  [[nodiscard]] bool try_end_recent(Frames& frames) noexcept {
-    bool const has_recent = !frames.recent.empty();
-    end_recent(frames);
-    return has_recent;
+  void forget_recent_of_others(Frames const& frames) noexcept {
+    RecentUses<Entry>* own = nullptr;
+    for (auto* one = recent_.next; one != &recent_; one = one->next) {
+      own = one == &frames.recent ? one : own;
+    }
+    recent_.previous = recent_.next = &recent_;
+    if (own != nullptr) {
+      this->join_ring(recent_, *own);
+    }
   }
   [[nodiscard]] Entry* try_enrol(Operand const& operand) noexcept;
   /// Enrols a result. @returns its entry if the storage was enrolled just now, else null
@@ -811,6 +848,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   StorageTable<Entry> table_;
   std::atomic<bool> recomputes_{false};
   std::atomic<bool> is_profiled_{false};
+  RecentUses<Entry> recent_;  // the head of the ring of all threads' lists
   std::shared_mutex running_recipes_;
   std::atomic<bool> ends_frames_early_{false};
   std::atomic<bool> has_warned_{false};
@@ -849,8 +887,7 @@ void* StorageLeases<Site>::allocate_block(std::size_t bytes,
           report_to_profiler(p, static_cast<std::int64_t>(bytes));
         });
   };
-  if (!try_allocate() && !(try_end_recent(frames) && try_allocate()) &&
-      !(try_borrow() && try_allocate())) {
+  if (!try_allocate() && !(try_borrow() && try_allocate())) {
     throw_out_of_memory(frames, bytes, refusal);
   }
   if (C10_UNLIKELY(frames.after_allocation != nullptr)) {
@@ -1091,10 +1128,8 @@ void StorageLeases<Site>::enter_slowly(Frames& frames,
     add_stream(*entry, stream);
   }
   framework::Refusal refusal;
-  auto const try_acquire = [&] {
-    return this->acquire_missing(frames, std::span{missing}, arrival_stream(), refusal);
-  };
-  if (!missing.empty() && !try_acquire() && !(try_end_recent(frames) && try_acquire())) {
+  if (!missing.empty() &&
+      !this->acquire_missing(frames, std::span{missing}, arrival_stream(), refusal)) {
     std::size_t bytes = 0;
     {
       Guard const guard{mutex_};
@@ -1230,52 +1265,82 @@ void StorageLeases<Site>::exit(Frames& frames,
 
 template <class Site>
 void StorageLeases<Site>::keep_recent(Frames& frames, std::span<Operand const> results) noexcept {
-  constexpr std::size_t most_recent = 32;
-  if (!this->is_under_pressure_ || gives_recipes() || is_captured()) {
+  constexpr std::size_t most = 32;
+  if (!this->is_room_scarce()) {
     return;
   }
-  Pins& recent = frames.recent;
+  Pins& entries = frames.recent.entries;
   Pins ended;
   try {
-    recent.reserve(recent.size() + frames.pins.size() + results.size());
-    ended.reserve(recent.capacity());
-  } catch (std::bad_alloc const&) {
-    return;
-  }
-  {
+    if (gives_recipes() || is_captured()) {
+      end_recent(frames);
+      return;
+    }
     Guard const guard{mutex_};
+    entries.reserve(3 * most);
+    ended.reserve(3 * most);
     std::size_t const most_bytes = this->capacity_bytes_ / 64;
-    auto const add = [&](Entry& entry) {
-      if (entry.bytes <= most_bytes && entry.has_lease() &&
-          std::find(recent.begin(), recent.end(), &entry) == recent.end()) {
-        recent.push_back(&entry);
+    auto const use = [&](Entry& entry) {
+      auto const seen = std::find(entries.begin(), entries.end(), &entry);
+      if (seen != entries.end()) {
+        std::rotate(seen, seen + 1, entries.end());
+      } else if (entry.bytes <= most_bytes && entry.has_lease()) {
+        entries.push_back(&entry);
         ++entry.pins;
         entry.is_shared = true;
       }
     };
-    for (Entry* const entry : frames.pins) {
-      add(*entry);
+    for (Entry* const entry : std::span{frames.pins}.last(std::min(most, frames.pins.size()))) {
+      use(*entry);
     }
-    for (Operand const& result : results) {
-      if (result.storage->nbytes() <= most_bytes) {
-        enrol_result(result);
-        if (Entry* const entry = Traits::entry_of(*result.storage); entry != nullptr) {
-          add(*entry);
-        }
+    for (Operand const& result : results.last(std::min(most, results.size()))) {
+      if (Entry* const entry = enrol_result(result); entry != nullptr) {
+        pin(frames.pins, *entry);  // so that `exit` unpins it as it does operands
+      }
+      if (Entry* const entry = Traits::entry_of(*result.storage); entry != nullptr) {
+        use(*entry);
       }
     }
+    std::size_t count = 0;
     std::size_t bytes = 0;
-    auto first = recent.end();  // of those that stay
-    while (first != recent.begin() && recent.end() - first < std::ptrdiff_t{most_recent} &&
-           bytes + (*std::prev(first))->bytes <= most_bytes) {
-      bytes += (*--first)->bytes;
+    for (std::size_t i = entries.size(); i-- > 0;) {  // the latest ones first
+      Entry*& entry = entries[i];
+      if (!entry->is_dead && count < most && bytes + entry->bytes <= most_bytes) {
+        ++count;
+        bytes += entry->bytes;
+      } else {
+        ended.push_back(std::exchange(entry, nullptr));
+      }
     }
-    ended.assign(recent.begin(), first);
-    recent.erase(recent.begin(), first);
+    std::erase(entries, nullptr);
+    if (frames.recent.next == nullptr) {
+      this->join_ring(recent_, frames.recent);
+    }
+  } catch (...) {  // NOLINT(bugprone-empty-catch): what has not been kept may leave
   }
-  if (!ended.empty()) {
-    release_recent(ended);
+  release_recent(ended);
+}
+
+template <class Site>
+bool StorageLeases<Site>::try_end_all_recent() noexcept {
+  Pins ended;
+  try {
+    Guard const guard{mutex_};
+    std::size_t count = 0;
+    for (auto* one = recent_.next; one != &recent_; one = one->next) {
+      count += one->entries.size();
+    }
+    ended.reserve(count);
+    for (auto* one = recent_.next; one != &recent_; one = one->next) {
+      ended.insert(ended.end(), one->entries.begin(), one->entries.end());
+      one->entries.clear();
+    }
+  } catch (std::bad_alloc const&) {
+    return false;
   }
+  bool const is_any = !ended.empty();
+  release_recent(ended);
+  return is_any;
 }
 
 template <class Site>
@@ -1368,7 +1433,9 @@ void StorageLeases<Site>::throw_out_of_memory(Frames& frames,
                                               framework::Refusal const& refusal) {
   has_refused_.store(true, std::memory_order_relaxed);
   std::string const held =
-      (this->is_enabled_ ? "" : " Support for large models is off: set_enabled_lms(True).") +
+      (this->is_enabled_
+           ? ""
+           : " Support for large models is off: set_enabled_lms(True), in C++ enable(true).") +
       describe_residents(views());
   if (std::string const warning = this->is_enabled_ ? take_warning() : ""; !warning.empty()) {
     TORCH_WARN(warning);
