@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/core/types.hpp>
 #include <spillway/interop/framework/codec_choice.hpp>
 #include <spillway/interop/framework/share_arguments.hpp>
 #include <spillway/interop/torch/large_model_support.hpp>
@@ -131,24 +130,11 @@ class Bindings {
       out["in_use"] = seen.is_in_use;
       out["kept"] = seen.is_kept;
       out["bytes"] = seen.bytes;
-      out["resident"] = seen.is_leased || is_resident(seen.block);
+      out["resident"] = Support::is_resident(seen);
       out["has_address"] = storage->_mutable_data_ptr_no_checks().get() != nullptr;
     }
     return out;
   }
-  [[nodiscard]] static bool is_resident(spillway::BlockId block) {
-    if (block == spillway::BlockId{}) {
-      return true;  // memory of a private pool
-    }
-    try {
-      auto const residency = installed().memory.residency(block);
-      return residency == spillway::Residency::device ||
-             residency == spillway::Residency::moving_in;
-    } catch (spillway::ContractViolation const&) {
-      return false;  // another thread has freed it meanwhile
-    }
-  }
-
   [[nodiscard]] static pybind11::list holders() {
     pybind11::list out;
     for (auto const& one : installed().leases.views()) {
@@ -161,7 +147,7 @@ class Bindings {
       row["kept"] = one.is_kept;
       row["lent"] = one.is_lent;
       row["frozen"] = one.is_frozen;
-      row["resident"] = one.is_leased || is_resident(one.block);
+      row["resident"] = Support::is_resident(one);
       out.append(row);
     }
     return out;

@@ -72,10 +72,11 @@ void tensors_beyond_the_limit_keep_their_values() {
 void an_address_is_valid_inside_of_a_hold() {
   at::Tensor const tensor = filled(3);
   CHECK(Support::reclaim() >= 4_MiB);
-  CHECK(is_refused(tensor));
+  CHECK(is_refused(tensor) && !Support::is_resident(tensor));
   {
     Support::Hold const hold{{tensor}};
-    CHECK(Support::is_inside());
+    CHECK(Support::is_inside() && Support::is_resident(tensor));
+    CHECK(Support::unreclaimable().bytes >= 4_MiB);
     auto elements = tensor.accessor<float, 2>();
     CHECK(elements[5][7] == 3.0F);
     elements[5][7] = 9.0F;
@@ -174,7 +175,7 @@ void a_hold_of_too_much_is_refused_and_loses_nothing() {
     all.push_back(filled(i));
   }
   CHECK(has(error_of<c10::OutOfMemoryError>([&] { Support::Hold const hold{all}; }), "spillway"));
-  CHECK(!Support::is_inside());
+  CHECK(!Support::is_inside() && Support::counts().out_of_memory > 0);
   CHECK(all[7].sum().item<float>() == 7.0F * 1024 * 1024);
 }
 

@@ -264,6 +264,26 @@ class LargeModelSupport {
 
   [[nodiscard]] static Stats stats() { return installed().memory.stats(); }
   [[nodiscard]] static HostPoolStats host_stats() { return installed().memory.host_stats(); }
+  [[nodiscard]] static framework::OperationCounts counts() { return installed().leases.counts(); }
+  /// What is on the device and cannot be swapped out now.
+  [[nodiscard]] static Tally unreclaimable() { return installed().leases.unreclaimable(); }
+  /// Whether a tensor is on the device. If the program asks for its address, it may still get an
+  /// error: see `Hold`.
+  [[nodiscard]] static bool is_resident(at::Tensor const& tensor) {
+    c10::StorageImpl* const storage = storage_of(tensor);
+    return !is_ours(storage) || is_resident(installed().leases.view(*storage));
+  }
+  [[nodiscard]] static bool is_resident(StorageView const& seen) {
+    if (seen.is_leased || seen.block == BlockId{}) {
+      return true;  // memory of a private pool has no block
+    }
+    try {
+      Residency const residency = installed().memory.residency(seen.block);
+      return residency == Residency::device || residency == Residency::moving_in;
+    } catch (ContractViolation const&) {
+      return false;  // another thread has freed it meanwhile
+    }
+  }
   static void reset_peak_stats() { installed().memory.reset_peak_stats(); }
 
   /// The objects behind these functions.
