@@ -15,7 +15,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -59,9 +61,13 @@ struct Installed {
     if (auto const period = std::chrono::milliseconds{number_in("SPILLWAY_RECLAIM_MS")};
         period.count() != 0) {
       std::thread{[period] {
-        for (;;) {
-          (void)Support::reclaim();
-          std::this_thread::sleep_for(period);
+        try {
+          for (;;) {
+            (void)Support::reclaim();
+            std::this_thread::sleep_for(period);
+          }
+        } catch (std::exception const& error) {
+          std::fprintf(stderr, "%s\n", error.what());
         }
       }}.detach();
     }
@@ -72,6 +78,18 @@ struct Start {
   void* (*function)(void*);
   void* argument;
 };
+
+/// Whether a thread's function belongs to OpenMP. Such a thread runs parts of an operation that
+/// another thread has begun.
+[[nodiscard]] bool is_of_openmp(void* function) {
+  Dl_info found{};
+  if (::dladdr(function, &found) == 0) {
+    return false;
+  }
+  std::string const library = std::filesystem::path{found.dli_fname}.filename();
+  return library.rfind("libgomp", 0) == 0 || library.rfind("libomp", 0) == 0 ||
+         library.rfind("libiomp", 0) == 0;
+}
 
 void* run_with_hook(void* start) {
   std::unique_ptr<Start> const owned{static_cast<Start*>(start)};
@@ -116,11 +134,7 @@ extern "C" int pthread_create(pthread_t* thread,
                               void* argument) {
   static auto const create =
       reinterpret_cast<decltype(&pthread_create)>(::dlsym(RTLD_NEXT, "pthread_create"));
-  // Threads of OpenMP run parts of an operation that another thread has begun.
-  Dl_info library{};
-  bool const is_part = ::dladdr(reinterpret_cast<void*>(function), &library) != 0 &&
-                       std::strstr(library.dli_fname, "omp") != nullptr;
-  if (is_part) {
+  if (is_of_openmp(reinterpret_cast<void*>(function))) {
     return create(thread, attributes, function, argument);
   }
   auto start = std::make_unique<Start>(Start{function, argument});

@@ -100,7 +100,7 @@ struct Refusal {
 /// - `detach(entry, reference, leases)`: clears the storage's address and appends the entry's
 ///   leases to `leases`. If the address has another owner, returns false and sets `is_kept`.
 /// - `try_make_room()`, optional: called when a thread finds no room under pressure, before it
-///   waits for others; returns whether there may be room now.
+///   waits for others, and before the capacity is lowered; returns whether there may be room now.
 /// - `can_repeat(frame)`: whether the operation will be begun again if it finds no room now.
 /// - `release_interpreter()`: an object that gives up the lock of the Python interpreter while it
 ///   lives.
@@ -537,7 +537,10 @@ class OperandLeases {
   }
   /// Makes room after an allocation has failed. @returns whether the allocation should be tried
   /// again
-  [[nodiscard]] bool make_room(Frame const* frame, std::uint64_t seen, Refusal& refusal) {
+  ///
+  /// @param has_asked  whether `try_make_room` has been called for this request; set if it is
+  [[nodiscard]] bool
+  make_room(Frame const* frame, std::uint64_t seen, Refusal& refusal, bool& has_asked) {
     if (!is_enabled_) {
       return false;
     }
@@ -545,10 +548,8 @@ class OperandLeases {
       (void)start_reclaim();
       return true;
     }
-    if constexpr (requires { Traits::try_make_room(); }) {
-      if (Traits::try_make_room()) {
-        return true;
-      }
+    if (!std::exchange(has_asked, true) && try_make_room()) {
+      return true;
     }
     if (wait_for_release(frame, seen)) {
       return true;
@@ -557,6 +558,12 @@ class OperandLeases {
     ClaimResult const result = claim(refusal.needed_bytes, gives_way);
     refusal.is_in_the_way = result == ClaimResult::is_in_the_way;
     return result == ClaimResult::granted;
+  }
+  bool try_make_room() {
+    if constexpr (requires { Traits::try_make_room(); }) {
+      return Traits::try_make_room();
+    }
+    return false;
   }
   [[nodiscard]] bool wait_for_release(Frame const* frame, std::uint64_t seen);
   /// Blocks until another thread has ended an acquisition, whether that succeeded or not.
@@ -712,6 +719,7 @@ std::size_t OperandLeases<Traits>::wake() {
 template <class Traits>
 void OperandLeases<Traits>::set_capacity(std::size_t bytes) {
   if (is_enabled_ && memory_->stats().reserved_bytes > bytes) {
+    (void)try_make_room();
     (void)start_reclaim();
   }
   memory_->set_capacity(bytes);
@@ -778,6 +786,7 @@ bool OperandLeases<Traits>::try_allocate_block(std::size_t bytes,
                                                Frame const* frame,
                                                Refusal& refusal,
                                                Adopt const& adopt) {
+  bool has_asked = false;
   for (;;) {
     std::uint64_t const seen = changes();
     bool const is_there = has_room(refusal, [&] {
@@ -799,7 +808,7 @@ bool OperandLeases<Traits>::try_allocate_block(std::size_t bytes,
     if (is_there) {
       return true;
     }
-    if (!make_room(frame, seen, refusal)) {
+    if (!make_room(frame, seen, refusal, has_asked)) {
       return false;
     }
   }
@@ -811,6 +820,7 @@ bool OperandLeases<Traits>::acquire_missing(Frame const& frame,
                                             stream_type stream,
                                             Refusal& refusal) {
   std::vector<Missing> mine;
+  bool has_asked = false;
   for (;;) {
     std::uint64_t const seen = changes();
     bool is_elsewhere = false;  // whether another thread is acquiring one of them
@@ -839,7 +849,7 @@ bool OperandLeases<Traits>::acquire_missing(Frame const& frame,
       continue;
     }
     // `acquire_all` has added one to the counter itself, for what this thread has released.
-    if (!acquire_all(mine, stream, refusal) && !make_room(&frame, seen + 1, refusal)) {
+    if (!acquire_all(mine, stream, refusal) && !make_room(&frame, seen + 1, refusal, has_asked)) {
       return false;
     }
   }

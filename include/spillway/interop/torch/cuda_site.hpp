@@ -119,10 +119,15 @@ struct CudaSite {
   static Leases& leases() { return state()->leases; }
   static TensorAllocator& tensors() { return *state()->tensors; }
   static typename Leases::Frames& frames() {
-    thread_local ThreadFramesOf<CudaSite> mine;
-    return mine.frames;
+    if constexpr (reads_results()) {
+      thread_local ThreadFramesOf<CudaSite> mine;
+      return mine.get();
+    } else {
+      thread_local typename Leases::Frames mine;
+      return mine;
+    }
   }
-  static bool reads_results() { return std::is_same_v<Interpreter, NoInterpreter>; }
+  static constexpr bool reads_results() { return std::is_same_v<Interpreter, NoInterpreter>; }
   static HookState& hook() {
     thread_local HookState mine;
     return mine;

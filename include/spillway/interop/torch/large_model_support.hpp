@@ -173,7 +173,7 @@ class LargeModelSupport {
     TORCH_CHECK_VALUE(choice != framework::CodecChoice::bfloat16,
                       "spillway: bfloat16 loses bits, so it has to be asked for by tensor");
     check_has_codecs(choice);
-    installed().leases.set_default_codec(choice);
+    with_errors_of_torch([&] { installed().leases.set_default_codec(choice); });
   }
   /// Sets the codec of these tensors' memory. `CodecChoice::bfloat16` is for float32 only.
   static void set_codec(framework::CodecChoice choice, at::ArrayRef<at::Tensor> tensors) {
@@ -195,9 +195,11 @@ class LargeModelSupport {
         }
       });
     }
-    for (c10::StorageImpl* const storage : storages) {
-      leases.set_codec(*storage, choice);
-    }
+    with_errors_of_torch([&] {
+      for (c10::StorageImpl* const storage : storages) {
+        leases.set_codec(*storage, choice);
+      }
+    });
   }
 
   // Code that works on addresses
@@ -214,10 +216,12 @@ class LargeModelSupport {
   class Hold {
    public:
     explicit Hold(at::ArrayRef<at::Tensor> tensors) {
-      for (at::Tensor const& tensor : tensors) {
-        held_.add(tensor);
-      }
-      held_.enter();
+      with_errors_of_torch([&] {
+        for (at::Tensor const& tensor : tensors) {
+          held_.add(tensor);
+        }
+        held_.enter();
+      });
     }
     Hold(Hold const&) = delete;
     Hold& operator=(Hold const&) = delete;
@@ -228,10 +232,12 @@ class LargeModelSupport {
   };
   /// Swaps a tensor in, and keeps it at its address for good if `keeps`.
   static void bring_in(at::Tensor const& tensor, bool keeps) {
-    for_each_part(tensor, [&](at::Tensor const& part, bool) {
-      if (c10::StorageImpl* const storage = storage_of(part); is_ours(storage)) {
-        FrameHook::bring_in(*storage, part.unsafeGetTensorImpl(), keeps);
-      }
+    with_errors_of_torch([&] {
+      for_each_part(tensor, [&](at::Tensor const& part, bool) {
+        if (c10::StorageImpl* const storage = storage_of(part); is_ours(storage)) {
+          FrameHook::bring_in(*storage, part.unsafeGetTensorImpl(), keeps);
+        }
+      });
     });
   }
   /// Whether the calling thread is inside of an operation or a `Hold`.
@@ -253,7 +259,7 @@ class LargeModelSupport {
   }
   [[nodiscard]] static bool is_shared() { return is_installed() && installed().leases.is_shared(); }
   [[nodiscard]] static std::vector<ShareMember> share_members() {
-    return installed().leases.share_members();
+    return with_errors_of_torch([] { return installed().leases.share_members(); });
   }
   /// To be called before a program that shares the device ends.
   static void leave_share() {

@@ -5,7 +5,6 @@
 #include <spillway/interop/framework/install_options.hpp>
 #include <spillway/interop/torch/frame_hook.hpp>
 #include <spillway/interop/torch/operation_times.hpp>
-#include <spillway/interop/torch/site.hpp>
 #include <spillway/interop/torch/storage_leases.hpp>
 
 #include <atomic>
@@ -17,6 +16,7 @@
 
 #include <c10/core/DispatchKey.h>
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
 namespace spillway::torch {
 
@@ -25,22 +25,31 @@ struct NoInterpreter {
   NoInterpreter() noexcept {}  // NOLINT(modernize-use-equals-default): its object is never read
 };
 
-/// The frames of one thread, for a thread-local variable of a site.
+/// The frames of one thread of a program in C++, for a thread-local variable of a site. They end
+/// with the thread. Those of the main thread are never destroyed, since objects with static storage
+/// may still use them when its thread-local variables are gone. In Python the module itself ends a
+/// thread's holds.
 template <class Site>
-struct ThreadFramesOf {
-  typename StorageLeases<Site>::Frames frames;
+class ThreadFramesOf {
+ public:
+  using Frames = typename StorageLeases<Site>::Frames;
 
   ThreadFramesOf() = default;
   ThreadFramesOf(ThreadFramesOf const&) = delete;
   ThreadFramesOf& operator=(ThreadFramesOf const&) = delete;
-  /// In Python the module ends a thread's holds before the interpreter lets the thread end.
   ~ThreadFramesOf() {
-    if constexpr (ReadingSite<Site>) {
-      if (Site::reads_results() && Site::state() != nullptr) {
-        Site::leases().end_thread(frames);
-      }
+    if (Site::state() != nullptr) {
+      Site::leases().end_thread(*frames_);
+    }
+    if (::gettid() != ::getpid()) {
+      delete frames_;
     }
   }
+
+  [[nodiscard]] Frames& get() noexcept { return *frames_; }
+
+ private:
+  Frames* frames_ = new Frames;
 };
 
 /// The dispatch key on which the hook is installed. PyTorch itself uses it in tests only.

@@ -371,6 +371,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     {
       Guard const guard{mutex_};
       ended.swap(frames.recent.entries);
+      this->count_loan();
     }
     release_recent(ended);
   }
@@ -383,6 +384,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     Guard const guard{mutex_};
     if (frames.recent.next != nullptr) {
       this->leave_ring(frames.recent);
+      frames.recent.previous = frames.recent.next = nullptr;
     }
   }
   /// Ends an outermost operation that found room in pieces only, swaps out everything that no other
@@ -734,6 +736,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
       count_pins(*pins);
     }
   }
+  /// The caller has counted a loan under the same lock under which it took these entries out of
+  /// their list, so that threads without room wait until their memory is released.
   void release_recent(Pins& recent) noexcept {
     if (!recent.empty()) {
       this->release_pins(
@@ -741,8 +745,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
           [](std::vector<Lease>&) {},
           [](Entry& entry) { return --entry.pins == 0; },
           [] {});
-      this->notify_waiters();
     }
+    end_waiting_for_loan();
   }
   void forget_recent_of_others(Frames const& frames) noexcept {
     RecentUses<Entry>* own = nullptr;
@@ -1278,13 +1282,12 @@ void StorageLeases<Site>::keep_recent(Frames& frames, std::span<Operand const> r
     }
     Guard const guard{mutex_};
     entries.reserve(3 * most);
-    ended.reserve(3 * most);
     std::size_t const most_bytes = this->capacity_bytes_ / 64;
     auto const use = [&](Entry& entry) {
       auto const seen = std::find(entries.begin(), entries.end(), &entry);
       if (seen != entries.end()) {
         std::rotate(seen, seen + 1, entries.end());
-      } else if (entry.bytes <= most_bytes && entry.has_lease()) {
+      } else if (entry.bytes <= most_bytes && entry.has_lease() && !entry.is_read_leased) {
         entries.push_back(&entry);
         ++entry.pins;
         entry.is_shared = true;
@@ -1301,11 +1304,13 @@ void StorageLeases<Site>::keep_recent(Frames& frames, std::span<Operand const> r
         use(*entry);
       }
     }
+    ended.reserve(entries.size());
     std::size_t count = 0;
     std::size_t bytes = 0;
     for (std::size_t i = entries.size(); i-- > 0;) {  // the latest ones first
       Entry*& entry = entries[i];
-      if (!entry->is_dead && count < most && bytes + entry->bytes <= most_bytes) {
+      if (!entry->is_dead && !entry->is_read_leased && count < most &&
+          bytes + entry->bytes <= most_bytes) {
         ++count;
         bytes += entry->bytes;
       } else {
@@ -1316,7 +1321,12 @@ void StorageLeases<Site>::keep_recent(Frames& frames, std::span<Operand const> r
     if (frames.recent.next == nullptr) {
       this->join_ring(recent_, frames.recent);
     }
-  } catch (...) {  // NOLINT(bugprone-empty-catch): what has not been kept may leave
+    if (ended.empty()) {
+      return;
+    }
+    this->count_loan();
+  } catch (...) {
+    return;  // what has not been kept may leave
   }
   release_recent(ended);
 }
@@ -1335,12 +1345,15 @@ bool StorageLeases<Site>::try_end_all_recent() noexcept {
       ended.insert(ended.end(), one->entries.begin(), one->entries.end());
       one->entries.clear();
     }
+    if (ended.empty()) {
+      return false;
+    }
+    this->count_loan();
   } catch (std::bad_alloc const&) {
     return false;
   }
-  bool const is_any = !ended.empty();
   release_recent(ended);
-  return is_any;
+  return true;
 }
 
 template <class Site>
