@@ -297,6 +297,16 @@ void the_device_can_be_shared(std::filesystem::path const& folder) {
   CHECK(!Support::is_shared());
 }
 
+/// Objects with static storage are destroyed after the main thread's thread-local variables.
+void static_objects_may_hold_and_use_tensors() {
+  struct Late {
+    at::Tensor tensor = torch::full({64, 64}, 1.0);
+    ~Late() { CHECK(tensor.add_(1).sum().item<float>() == 2.0F * 64 * 64); }
+  };
+  static Late const late;
+  static Support::Hold const hold{{filled(1)}};
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -330,5 +340,6 @@ int main(int, char** arguments) {
   a_forked_child_reads_what_is_away();
   a_held_model_can_be_saved(folder);
   the_device_can_be_shared(folder);
+  static_objects_may_hold_and_use_tensors();
   std::puts("all checks passed");
 }
