@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks of large-model support in a program in C++, which test_libtorch.py compiles and runs.
+#include "libtorch_checks.hpp"
+
 #include <spillway/interop/torch.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <filesystem>
 #include <latch>
 #include <memory>
@@ -27,28 +28,6 @@ using spillway::framework::CodecChoice;
 
 constexpr std::size_t limit = 64_MiB;
 
-void check(bool is_right, char const* what, int line) {
-  if (!is_right) {
-    std::fprintf(stderr, "line %d: not so: %s\n", line, what);
-    std::exit(1);
-  }
-}
-#undef CHECK  // PyTorch's
-#define CHECK(...) check(static_cast<bool>(__VA_ARGS__), #__VA_ARGS__, __LINE__)
-
-/// Returns the error that a call throws; an empty text if it throws none.
-template <class Error = c10::Error, class Act>
-[[nodiscard]] std::string error_of(Act act) {
-  try {
-    act();
-  } catch (Error const& error) {
-    return error.what();
-  }
-  return {};
-}
-[[nodiscard]] bool has(std::string const& text, char const* part) {
-  return text.find(part) != std::string::npos;
-}
 [[nodiscard]] bool is_refused(at::Tensor const& tensor) {
   return has(error_of([&] { (void)tensor.data_ptr<float>(); }), "Hold");
 }

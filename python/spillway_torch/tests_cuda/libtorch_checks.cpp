@@ -2,14 +2,14 @@
 // Checks of large-model support for CUDA tensors in a program in C++, which test_libtorch.py
 // compiles and runs. An argument makes it install the kernels of kernels.cpp, for a device that
 // cannot run GPU code.
+#include "../tests/libtorch_checks.hpp"
+
 #include <spillway/interop/torch_cuda.hpp>
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,24 +27,6 @@ using Support = spillway::torch::CudaSupport;
 
 constexpr std::size_t limit = 64_MiB;
 
-void check(bool is_right, char const* what, int line) {
-  if (!is_right) {
-    std::fprintf(stderr, "line %d: not so: %s\n", line, what);
-    std::exit(1);
-  }
-}
-#undef CHECK  // PyTorch's
-#define CHECK(...) check(static_cast<bool>(__VA_ARGS__), #__VA_ARGS__, __LINE__)
-
-template <class Act>
-[[nodiscard]] std::string error_of(Act act) {
-  try {
-    act();
-  } catch (c10::Error const& error) {
-    return error.what();
-  }
-  return {};
-}
 /// Returns a tensor of 4 MiB whose elements are `value`.
 [[nodiscard]] at::Tensor filled(int value) {
   return at::full({1024, 1024}, static_cast<float>(value), at::TensorOptions(at::kCUDA));

@@ -118,15 +118,7 @@ struct CudaSite {
 
   static Leases& leases() { return state()->leases; }
   static TensorAllocator& tensors() { return *state()->tensors; }
-  static typename Leases::Frames& frames() {
-    if constexpr (reads_results()) {
-      thread_local ThreadFramesOf<CudaSite> mine;
-      return mine.get();
-    } else {
-      thread_local typename Leases::Frames mine;
-      return mine;
-    }
-  }
+  static typename Leases::Frames& frames() { return frames_of_thread<CudaSite>(); }
   static constexpr bool reads_results() { return std::is_same_v<Interpreter, NoInterpreter>; }
   static HookState& hook() {
     thread_local HookState mine;

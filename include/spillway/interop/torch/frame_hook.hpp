@@ -346,7 +346,7 @@ class FrameHook {
       run_kernel(op, next, stack);
       if constexpr (ReadingSite<Site>) {
         at::Tensor const& result = stack->back().toTensor();
-        if (Site::reads_results() && result.is_cpu() && result.has_storage()) {
+        if (result.is_cpu() && result.has_storage()) {
           bring_in(*result.storage().unsafeGetStorageImpl(), nullptr, /*keeps=*/true);
         }
       }
@@ -430,9 +430,7 @@ class FrameHook {
       // may have ended already.
       if (frames_.depth == 0 || (is_outermost_ && frames_.held == 0)) {
         if constexpr (ReadingSite<Site>) {
-          if (Site::reads_results()) {
-            Site::leases().keep_recent(frames_, results);
-          }
+          Site::leases().keep_recent(frames_, results);
         }
         Site::leases().exit(frames_, frames_.pins, results);
         if (frames_.split_bytes != 0) {

@@ -65,15 +65,7 @@ struct HostSite {
   }
 
   static Leases& leases() { return state()->leases; }
-  static typename Leases::Frames& frames() {
-    if constexpr (reads_results()) {
-      thread_local ThreadFramesOf<HostSite> mine;
-      return mine.get();
-    } else {
-      thread_local typename Leases::Frames mine;
-      return mine;
-    }
-  }
+  static typename Leases::Frames& frames() { return frames_of_thread<HostSite>(); }
   static constexpr bool reads_results() { return std::is_same_v<Interpreter, NoInterpreter>; }
   static HookState& hook() {
     thread_local HookState mine;

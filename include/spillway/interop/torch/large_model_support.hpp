@@ -117,7 +117,7 @@ class LargeModelSupport {
   /// Lowers the limit, or raises it up to that of `install`. Tensors that are not in use are moved
   /// or swapped out if they stand in the way.
   static void set_limit(std::size_t bytes) {
-    with_errors_of_torch([&] { with_nothing_recent().set_limit(bytes); });
+    with_errors_of_torch([&] { installed().set_limit(bytes); });
   }
   /// The least size of a tensor that may be swapped out.
   [[nodiscard]] static std::size_t least_bytes() { return installed().least_bytes.load(); }

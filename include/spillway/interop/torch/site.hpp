@@ -49,11 +49,11 @@ concept PassingSite = requires(c10::StorageImpl* storage) {
 /// A site of a program in C++, which may ask for the address of what an operation has used or made
 /// when the operation has returned: by `accessor()` or `data_ptr()`, by printing it, or for one of
 /// its own kernels. There small tensors stay resident for a while (`StorageLeases::keep_recent`).
-/// In Python no program asks for an address without the adapter's knowledge.
-/// `Site::reads_results()` returns whether a program may.
+/// In Python no program asks for an address without the adapter's knowledge. Such a site has the
+/// constant expression `Site::reads_results()`, which is true.
 template <class Site>
 concept ReadingSite = requires {
-  { Site::reads_results() } -> std::same_as<bool>;
+  requires Site::reads_results();
 };
 
 }  // namespace spillway::torch

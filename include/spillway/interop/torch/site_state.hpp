@@ -5,6 +5,7 @@
 #include <spillway/interop/framework/install_options.hpp>
 #include <spillway/interop/torch/frame_hook.hpp>
 #include <spillway/interop/torch/operation_times.hpp>
+#include <spillway/interop/torch/site.hpp>
 #include <spillway/interop/torch/storage_leases.hpp>
 
 #include <atomic>
@@ -51,6 +52,18 @@ class ThreadFramesOf {
  private:
   Frames* frames_ = new Frames;
 };
+
+/// The frames of the calling thread.
+template <class Site>
+[[nodiscard]] typename StorageLeases<Site>::Frames& frames_of_thread() {
+  if constexpr (ReadingSite<Site>) {
+    thread_local ThreadFramesOf<Site> mine;
+    return mine.get();
+  } else {
+    thread_local typename StorageLeases<Site>::Frames mine;
+    return mine;
+  }
+}
 
 /// The dispatch key on which the hook is installed. PyTorch itself uses it in tests only.
 inline constexpr c10::DispatchKey hook_key = c10::DispatchKey::TESTING_ONLY_GenericMode;
