@@ -6,7 +6,8 @@
 // The device has memory, streams, events and copies, but no cores: launching a kernel is an error,
 // but for those of the library's codecs (fake_cuda_kernels.cpp).
 // SPILLWAY_FAKE_CUDA_BYTES says how much memory, SPILLWAY_FAKE_CUDA_DEVICES how many devices,
-// SPILLWAY_FAKE_CUDA_MAPS=1 that they have virtual memory.
+// SPILLWAY_FAKE_CUDA_MAPS=1 that they have virtual memory, SPILLWAY_FAKE_CUDA_PEERS=1 that they can
+// access each other's.
 #include <atomic>
 #include <cstdlib>
 #include <string>
@@ -27,6 +28,7 @@ std::size_t number_from(char const* variable, std::size_t otherwise) {
     new Fake{{.devices = static_cast<int>(number_from("SPILLWAY_FAKE_CUDA_DEVICES", 1)),
               .capacity_bytes = number_from("SPILLWAY_FAKE_CUDA_BYTES", std::size_t{64} << 20U),
               .has_virtual_memory = number_from("SPILLWAY_FAKE_CUDA_MAPS", 0) != 0,
+              .has_peers = number_from("SPILLWAY_FAKE_CUDA_PEERS", 0) != 0,
               .serves_programs = true}};
 
 std::atomic<bool> is_stalled{false};
@@ -81,8 +83,18 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     *greatest = -1;
   });
 }
-cudaError_t cudaDeviceCanAccessPeer(int* can, int /*device*/, int /*peer*/) {
-  return call("cudaDeviceCanAccessPeer", [&] { *can = 0; });
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  return call("cudaDeviceCanAccessPeer",
+              [&] { *can = int{fake->options.has_peers && device != peer}; });
+}
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
+  return call("cudaDeviceEnablePeerAccess", [&] {
+    require(fake->options.has_peers, cudaErrorPeerAccessUnsupported);
+    require(flags == 0);
+    Fake::Device const& other = fake->devices.at(static_cast<std::size_t>(peer));
+    require(fake->peer_accesses.emplace(&fake->current(), &other).second,
+            cudaErrorPeerAccessAlreadyEnabled);
+  });
 }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int /*priority*/) {
   return cudaStreamCreateWithFlags(stream, flags);

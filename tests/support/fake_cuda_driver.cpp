@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -122,19 +123,32 @@ CUresult mem_set_access(CUdeviceptr address,
                         std::size_t count) {
   return driver_call("cuMemSetAccess", [&] {
     // Whole mappings that lie side by side.
-    auto const first = fake->mapped_without_access.find(address);
-    auto past = first;
+    std::vector<std::pair<std::uintptr_t, Fake::Range*>> found;
     std::uintptr_t end = address;
-    while (past != fake->mapped_without_access.end() && past->first == end &&
-           end < address + bytes) {
-      end += past->second.bytes;
-      ++past;
+    for (auto* const mapped : {&fake->mapped_without_access, &fake->ranges}) {
+      for (auto at = mapped->find(end);
+           at != mapped->end() && at->first == end && end < address + bytes;
+           ++at) {
+        require(at->second.kind == Fake::RangeKind::mapped);
+        found.emplace_back(at->first, &at->second);
+        end += at->second.bytes;
+      }
     }
-    require(bytes != 0 && end == address + bytes);
-    require(count == 1 && access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE &&
-            access->location.type == CU_MEM_LOCATION_TYPE_DEVICE);
-    fake->ranges.insert(first, past);
-    fake->mapped_without_access.erase(first, past);
+    require(bytes != 0 && end == address + bytes && count != 0);
+    for (CUmemAccessDesc const& one : std::span{access, count}) {
+      require(one.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE &&
+              one.location.type == CU_MEM_LOCATION_TYPE_DEVICE);
+      Fake::Device const& device = fake->devices.at(static_cast<std::size_t>(one.location.id));
+      for (auto const& [start, range] : found) {
+        require(range->device == &device || fake->options.has_peers);
+        range->accessors.insert(&device);
+      }
+    }
+    for (auto const& [start, range] : found) {
+      if (auto made = fake->mapped_without_access.extract(start)) {
+        fake->ranges.insert(std::move(made));
+      }
+    }
   });
 }
 CUresult mem_unmap(CUdeviceptr address, std::size_t bytes) {

@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <future>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -44,6 +46,7 @@ spillway::CopyKind checked_kind(void* to, void const* from, std::size_t n, cudaM
   };
   require(n == 0 || (is_there(to, to_device) && is_there(from, from_device)));
   require(to_device || from_device, cudaErrorInvalidMemcpyDirection);
+  require(n == 0 || !to_device || !from_device || (fake->may_copy(to) && fake->may_copy(from)));
   return !to_device ? spillway::CopyKind::to_host
                     : (from_device ? spillway::CopyKind::on_device : spillway::CopyKind::to_device);
 }
@@ -54,6 +57,15 @@ Fake::Event& event_of(cudaEvent_t handle) {
   return *event;
 }
 
+/// Makes a stream wait for an event of another device: a stream of that device tells it.
+void wait_elsewhere(cudaStream_t handle, Fake::Event const& event) {
+  auto const passed = std::make_shared<std::promise<void>>();
+  event.device->sim->wait(event.device->relay, event.sim);
+  event.device->sim->launch(event.device->relay, [passed] { passed->set_value(); });
+  Fake::Stream const& stream = fake->stream_of(handle);
+  stream.device->sim->launch(stream.sim, [passed] { passed->get_future().wait(); });
+}
+
 }  // namespace
 
 FakeCudart::FakeCudart(Options chosen) : options{chosen} {
@@ -62,6 +74,7 @@ FakeCudart::FakeCudart(Options chosen) : options{chosen} {
     device.sim = std::make_unique<spillway::SimApi>(
         spillway::SimOptions{.capacity_bytes = options.capacity_bytes, .checked = false});
     device.null_stream = {&device, device.sim->create_stream()};
+    device.relay = device.sim->create_stream();
   }
   last_error = cudaSuccess;
   contexts.clear();
@@ -185,6 +198,15 @@ bool Fake::contains(void const* p, std::size_t bytes, bool on_device) const {
     }
   }
   return true;
+}
+
+bool Fake::may_copy(void const* p) {
+  auto const after = ranges.upper_bound(value_of(p));
+  if (after == ranges.begin()) {
+    return false;
+  }
+  Range const& range = std::prev(after)->second;
+  return range.kind != RangeKind::mapped || range.accessors.count(&current()) != 0;
 }
 
 bool Fake::refuses_unsafe_calls() {
@@ -320,6 +342,19 @@ cudaError_t cudaMemcpyAsync(
     enqueue(stream, [=](auto& sim, auto s) { sim.copy(to, from, bytes, way, s); });
   });
 }
+cudaError_t cudaMemcpyPeerAsync(void* to,
+                                int /*to_device*/,
+                                void const* from,
+                                int /*from_device*/,
+                                std::size_t bytes,
+                                cudaStream_t stream) {
+  return call("cudaMemcpyPeerAsync", [&] {
+    require(fake->contains(to, bytes, true) && fake->contains(from, bytes, true));
+    enqueue(stream, [=](auto& sim, auto s) {
+      sim.copy(to, from, bytes, spillway::CopyKind::on_device, s);
+    });
+  });
+}
 cudaError_t cudaMemcpyBatchAsync(void* const* to,
                                  void const* const* from,
                                  std::size_t const* sizes,
@@ -395,8 +430,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   return call("cudaStreamWaitEvent", [&] {
     require(flags == cudaEventWaitDefault);
-    spillway::SimEvent const waited = event_of(event).sim;
-    enqueue_order(stream, [&](auto& sim, auto s) { sim.wait(s, waited); });
+    Fake::Event const& waited = event_of(event);
+    if (waited.device == fake->stream_of(stream).device) {
+      enqueue_order(stream, [&](auto& sim, auto s) { sim.wait(s, waited.sim); });
+    } else {
+      wait_elsewhere(stream, waited);
+    }
   });
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 /// Stands in for the CUDA runtime and driver in a test program that defines their functions itself
@@ -40,6 +41,7 @@ class FakeCudart {
     bool is_integrated = false;
     bool has_host_addresses = true;     ///< registered memory has the same address on the device
     bool not_ready_is_an_error = true;  ///< the runtime's documentation can be read both ways
+    bool has_peers = false;             ///< devices can access each other's memory
     bool serves_programs = false;  ///< memory need not be pinned, and more attributes are known
   };
 
@@ -83,6 +85,7 @@ class FakeCudart {
   struct Device {
     std::unique_ptr<spillway::SimApi> sim;
     Stream null_stream;
+    spillway::SimStream relay{};  // runs what tells streams of other devices about events
     int references = 0;
     bool is_set_up = false;
   };
@@ -97,6 +100,7 @@ class FakeCudart {
     std::size_t bytes = 0;
     RangeKind kind{};
     Device* device = nullptr;
+    std::set<Device const*> accessors{};  // of a mapped range: those that may access it
   };
   struct Physical {
     Device* device = nullptr;
@@ -109,6 +113,9 @@ class FakeCudart {
   [[nodiscard]] Device& current();
   [[nodiscard]] Stream& stream_of(cudaStream_t stream);
   [[nodiscard]] bool contains(void const* p, std::size_t bytes, bool on_device) const;
+  /// Whether `cudaMemcpyAsync` on the current device accepts the address `p` of any device: mapped
+  /// memory only if the device may access it.
+  [[nodiscard]] bool may_copy(void const* p);
   [[nodiscard]] bool refuses_unsafe_calls();
   [[nodiscard]] bool is_capturing_implicitly() const;
   [[nodiscard]] cudaStream_t create_stream(bool is_blocking);
@@ -119,6 +126,7 @@ class FakeCudart {
   std::map<std::uintptr_t, Range> ranges;
   std::map<std::uintptr_t, std::size_t> reserved_addresses;
   std::map<std::uintptr_t, Range> mapped_without_access;
+  std::set<std::pair<Device const*, Device const*>> peer_accesses;  // which device may access which
   std::set<Stream*> streams;
   std::set<Event*> events;
   std::map<CUmemGenericAllocationHandle, Physical> physical;

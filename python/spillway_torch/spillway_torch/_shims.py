@@ -37,6 +37,10 @@ _COMMUNICATING = (
     "all_gather_single", "all_gather_single_coalesced", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
     "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single")
 
+#: Functions of `torch._C` that call NCCL for several devices of the process, without an operation.
+_ENQUEUING = ("_broadcast", "_broadcast_out", "_broadcast_coalesced", "_nccl_all_gather", "_nccl_all_reduce",
+              "_nccl_broadcast", "_nccl_reduce", "_nccl_reduce_scatter")
+
 #: Functions that ask for addresses only to distinguish storages, or to see whether they are empty.
 _NAMING = {
     "torch.nn.modules.rnn": ("flatten_parameters",),
@@ -127,6 +131,23 @@ def _holding(function, may_write=False):
 
 def _writing(function):
     return _holding(function, may_write=True)
+
+
+def _enqueuing(function):
+    """Wraps a function that enqueues work on tensors, on the current streams or on streams that it is given. In the second
+    case the tensors stay on the device, since nothing says when that work has ended.
+    """
+    writing = _writing(function)
+
+    def call(*args, **kwargs):
+        given = tree_leaves((args, kwargs))
+        for stream in (x for x in given if isinstance(x, torch.cuda.Stream)):
+            with torch.cuda.stream(stream):  # it runs after what swaps the tensors in
+                for x in given:
+                    if isinstance(x, torch.Tensor):
+                        _C.bring_in(x, True)
+        return writing(*args, **kwargs)
+    return _named_like(call, function)
 
 
 class _Borrower(weakref.ref):
@@ -817,6 +838,7 @@ def install():
     # The first one runs a kernel without passing the dispatcher.
     _wrap_methods(torch._C, ("_cuda_jiterator_compile_and_launch_kernel", "_pickle_save", "_is_cow_tensor", "_is_alias_of"),
                   _holding)
+    _wrap_methods(torch._C, _ENQUEUING, _enqueuing)
     sys.meta_path.insert(0, _finder)
     _wrap_saving()
     _wrap_scripts()

@@ -151,6 +151,7 @@ def native(tmp_path_factory):
     loaded.address_of.argtypes = loaded.refuses_address.argtypes = [ctypes.c_void_p]
     loaded.refuses_address.restype = ctypes.c_bool
     loaded.base_of.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)]
+    loaded.add_on_stream.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_size_t, ctypes.c_void_p]
     loaded.keep_workspace.argtypes = [ctypes.c_size_t]
     loaded.tracked_allocations.restype = loaded.tracked_frees.restype = ctypes.c_size_t
     return loaded

@@ -6,10 +6,15 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
+#include <map>
+#include <random>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -653,6 +658,86 @@ TEST_SUITE("cuda_api") {
       api.release_physical(piece);
     }
     api.free_address(address, 8 * n);
+  }
+
+  TEST_CASE("CudaApi: another device can access virtual memory once that is allowed") {
+    FakeCudart cuda{{.has_peers = true}};
+    CudaApi api;
+    CudaApi peer{1};
+    std::size_t const n = api.granularity_bytes();
+    auto* const address = static_cast<std::byte*>(api.reserve_address(6 * n));
+    std::vector<CudaApi::physical_type> pieces;
+    for (int i = 0; i < 6; ++i) {
+      pieces.push_back(*api.try_create_physical(n));
+    }
+    void* const elsewhere = peer.try_reserve(n);
+    cudaStream_t const stream = peer.create_stream();
+    auto const can_copy = [&](std::size_t piece) {
+      try {
+        peer.copy(elsewhere, address + piece * n, n, CopyKind::on_device, stream);
+        peer.synchronize(stream);
+        return true;
+      } catch (CudaError const&) {
+        return false;
+      }
+    };
+    api.map(address, n, std::span{pieces}.first(3));
+    api.map(address + 4 * n, n, std::span{pieces}.last(1));
+    api.unmap(address + n, n);
+    CHECK_FALSE(can_copy(0));
+
+    cuda.fail_next("cuMemSetAccess", cudaErrorNotSupported);
+    CHECK_THROWS_AS(api.allow_access(1), CudaError);
+    CHECK_FALSE(can_copy(0));
+    std::size_t const before = cuda.calls("cuMemSetAccess");
+    api.allow_access(1);
+    CHECK(cuda.calls("cuMemSetAccess") == before + 3);
+    api.allow_access(1);
+    CHECK(cuda.calls("cuMemSetAccess") == before + 3);
+
+    for (std::size_t const piece : {0U, 2U, 4U}) {
+      CHECK(can_copy(piece));
+    }
+    CHECK_FALSE(can_copy(1));
+    api.map(address + n, n, {&pieces[3], 1});
+    CHECK(cuda.calls("cuMemSetAccess") == before + 4);
+    CHECK(can_copy(1));
+
+    api.unmap(address, 3 * n);
+    api.unmap(address + 4 * n, n);
+    for (auto const piece : pieces) {
+      api.release_physical(piece);
+    }
+    api.free_address(address, 6 * n);
+    peer.destroy_stream(stream);
+    peer.release(elsewhere, n);
+  }
+
+  TEST_CASE("CudaApi: the ranges that are mapped are those of a list of granules") {
+    unsigned const seed = std::random_device{}();
+    INFO("seed ", seed);
+    std::mt19937 random{seed};
+    detail::MappedRanges ranges;
+    std::array<bool, 40> is_mapped{};
+    for (int round = 0; round < 20'000; ++round) {
+      std::size_t const first = random() % is_mapped.size();
+      bool const adds = !is_mapped[first];
+      std::size_t end = first + 1;
+      while (end < is_mapped.size() && is_mapped[end] != adds && random() % 4 != 0) {
+        ++end;
+      }
+      adds ? ranges.add(first, end) : ranges.remove(first, end);
+      std::fill_n(&is_mapped[first], end - first, adds);
+
+      std::map<CUdeviceptr, CUdeviceptr> expected;
+      for (std::size_t at = 0; at < is_mapped.size(); ++at) {
+        if (is_mapped[at]) {
+          bool const continues = at != 0 && is_mapped[at - 1];
+          (continues ? std::prev(expected.end())->second : expected[at]) = at + 1;
+        }
+      }
+      REQUIRE(ranges.all() == expected);
+    }
   }
 
   TEST_CASE("CudaApi: works without the calls for virtual memory if the device lacks them") {

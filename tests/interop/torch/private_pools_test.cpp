@@ -8,6 +8,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -315,6 +316,90 @@ TEST_SUITE("private_pools") {
 
     CHECK(pools.lend() == 0);
     CHECK(numbers.given_back.empty());
+  }
+
+  TEST_CASE_FIXTURE(RetainedPool,
+                    "PrivatePools: restoring a checkpoint makes the same pieces live again") {
+    void* const kept = pools.allocate(a_pool, 1000, 1, 9);
+    void* const dropped = pools.allocate(a_pool, 2000, 1, 9);
+    auto const checkpoint = pools.checkpoint(a_pool);
+    (void)pools.free(dropped);
+    void* const reused = pools.allocate(a_pool, 1900, 1, 9);
+    void* const later = pools.allocate(a_pool, 3000, 1, 9);
+    (void)pools.free(reused);
+    REQUIRE(reused == dropped);
+
+    auto were_live = pools.restore(checkpoint, 1);
+
+    std::sort(were_live.begin(), were_live.end());
+    CHECK(were_live == std::vector{kept, later});
+    CHECK(pools.has_exactly(a_pool, {kept, dropped}));
+    CHECK(pools.reserved_bytes(a_pool) == 6000);
+    CHECK_FALSE(pools.free(later));
+    CHECK(pools.allocate(a_pool, 3000, 1, 9) == later);
+    CHECK(numbers.given_back.empty());
+    for (void* const p : {kept, dropped, later}) {
+      CHECK(pools.free(p));
+    }
+    pools.release(a_pool);
+    CHECK(numbers.given_back.size() == 3);
+    CHECK(pools.ids().empty());
+  }
+
+  TEST_CASE_FIXTURE(RetainedPool,
+                    "PrivatePools: a checkpoint is restored after the work of those that used its "
+                    "pieces since") {
+    void* const p = pools.allocate(a_pool, 1000, 1, 9);
+    void* const q = pools.allocate(a_pool, 1000, 1, 9);
+    auto const both = pools.checkpoint(a_pool);
+    CHECK(pools.record_stream(p, 2));
+    (void)pools.free(p);
+    auto const one = pools.checkpoint(a_pool);
+    CHECK(pools.record_stream(q, 3));
+
+    (void)pools.restore(both, 4);
+    REQUIRE(order.waits.size() == 1);
+    CHECK(order.waits[0].first == 4);
+    CHECK(order.waits[0].second.tickets()[0].stream() == StreamIndex{2});
+    CHECK(order.waits[0].second.tickets()[1].is_none());
+    (void)pools.restore(one, 4);
+    (void)pools.restore(both, 4);
+    CHECK(order.waits.size() == 1);  // nobody has used p since
+    (void)pools.free(q);
+    (void)pools.restore(both, 4);
+    REQUIRE(order.waits.size() == 2);
+    CHECK(order.waits[1].second.tickets()[0].stream() == StreamIndex{3});
+  }
+
+  TEST_CASE_FIXTURE(RetainedPool, "PrivatePools: a checkpoint of memory that is gone is refused") {
+    void* const p = pools.allocate(a_pool, 1000, 1, 1);
+    auto const checkpoint = pools.checkpoint(a_pool);
+    (void)pools.free(p);
+    pools.release(a_pool);
+    CHECK_THROWS_AS((void)pools.restore(checkpoint, 1), ContractViolation);
+
+    pools.retain(a_pool);
+    CHECK_THROWS_AS((void)pools.restore(checkpoint, 1), ContractViolation);
+
+    void* const again = pools.allocate(a_pool, 1000, 1, 1);
+    CHECK_THROWS_AS((void)pools.restore(checkpoint, 1), ContractViolation);
+    CHECK(pools.has_exactly(a_pool, {again}));
+  }
+
+  TEST_CASE_FIXTURE(RetainedPool,
+                    "PrivatePools: if a checkpoint cannot be ordered, nothing changes") {
+    void* const p = pools.allocate(a_pool, 1000, 1, 1);
+    auto const checkpoint = pools.checkpoint(a_pool);
+    CHECK(pools.record_stream(p, 2));
+    (void)pools.free(p);
+    order.captured = 2;
+
+    CHECK_THROWS_AS((void)pools.restore(checkpoint, 1), ContractViolation);
+
+    CHECK(pools.has_exactly(a_pool, {}));
+    order.captured = 0;
+    (void)pools.restore(checkpoint, 1);
+    CHECK(pools.has_exactly(a_pool, {p}));
   }
 
   TEST_CASE_FIXTURE(RetainedPool,

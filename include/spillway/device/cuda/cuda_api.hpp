@@ -223,6 +223,16 @@ class CudaApi {
     virtual_memory_.unmap(address, size_bytes);
   }
 
+  /// Lets kernels and copies of another device access this device's virtual memory, now and later,
+  /// as `cudaDeviceEnablePeerAccess` does for memory of `cudaMalloc` only. The devices must be able
+  /// to access each other (`cudaDeviceCanAccessPeer`).
+  ///
+  /// @throws CudaError
+  /// @cost one call of the driver for each range that is mapped
+  void allow_access(int ordinal) {
+    virtual_memory_.allow_access(ordinal);
+  }
+
   /// Calls `enqueue()`, which launches kernels on streams of this device, while the device is the
   /// calling thread's current one.
   ///

@@ -116,18 +116,24 @@ class CudaContext {
     get_current_ = cuda_entry_point<PFN_cuCtxGetCurrent_v4000>("cuCtxGetCurrent", 4000);
     push_ = cuda_entry_point<PFN_cuCtxPushCurrent_v4000>("cuCtxPushCurrent", 4000);
     pop_ = cuda_entry_point<PFN_cuCtxPopCurrent_v4000>("cuCtxPopCurrent", 4000);
-    auto const get = cuda_entry_point<PFN_cuDeviceGet_v2000>("cuDeviceGet", 2000);
     auto const retain =
         cuda_entry_point<PFN_cuDevicePrimaryCtxRetain_v7000>("cuDevicePrimaryCtxRetain", 7000);
     release_ =
         cuda_entry_point<PFN_cuDevicePrimaryCtxRelease_v11000>("cuDevicePrimaryCtxRelease", 11000);
-    cuda_check(cuda_status(get(&device_, ordinal)));
+    device_ = device_of(ordinal);
     cuda_check(cuda_status(retain(&context_, device_)));
   }
   CudaContext(CudaContext const&) = delete;
   CudaContext& operator=(CudaContext const&) = delete;
   ~CudaContext() { (void)release_(device_); }  // fails only when CUDA has been unloaded already
 
+  /// Returns the driver's handle of a device. @throws CudaError if there is none
+  [[nodiscard]] static CUdevice device_of(int ordinal) {
+    CUdevice device{};
+    cuda_check(cuda_status(
+        cuda_entry_point<PFN_cuDeviceGet_v2000>("cuDeviceGet", 2000)(&device, ordinal)));
+    return device;
+  }
   [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
   [[nodiscard]] CUdevice device() const noexcept { return device_; }
 

@@ -8,13 +8,63 @@
 #include <cuda.h>
 #include <cudaTypedefs.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <map>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <span>
+#include <vector>
 
 namespace spillway::detail {
+
+/// Ranges of addresses that are mapped. Those that touch are one range.
+///
+/// Cost     logarithmic in the number of ranges.
+/// Threads  none: the caller serialises.
+class MappedRanges {
+ public:
+  /// Precondition: nothing of the range is mapped. @throws std::bad_alloc; nothing has changed then
+  void add(CUdeviceptr first, CUdeviceptr end) {
+    auto const after = ranges_.lower_bound(first);
+    auto const before = after == ranges_.begin() ? ranges_.end() : std::prev(after);
+    bool const joins_before = before != ranges_.end() && before->second == first;
+    auto const at = joins_before ? before : ranges_.emplace_hint(after, first, end);
+    at->second = end;
+    if (after != ranges_.end() && after->first == end) {
+      at->second = after->second;
+      ranges_.erase(after);
+    }
+  }
+  /// Does nothing unless all of the range is mapped. If there is no memory for the two ranges that
+  /// remain of one, that one stays.
+  void remove(CUdeviceptr first, CUdeviceptr end) noexcept {
+    auto const after = ranges_.upper_bound(first);
+    if (after == ranges_.begin() || std::prev(after)->second < end) {
+      return;
+    }
+    auto const at = std::prev(after);
+    try {
+      if (at->second != end) {
+        ranges_.emplace(end, at->second);
+      }
+    } catch (std::bad_alloc const&) {
+      return;
+    }
+    at->second = first;
+    if (at->first == first) {
+      ranges_.erase(at);
+    }
+  }
+  /// From the first address of each range to the one behind its last.
+  [[nodiscard]] std::map<CUdeviceptr, CUdeviceptr> const& all() const noexcept { return ranges_; }
+
+ private:
+  std::map<CUdeviceptr, CUdeviceptr> ranges_;
+};
 
 /// The virtual memory management of the CUDA driver for one device. `CudaApi` owns one.
 ///
@@ -48,6 +98,7 @@ class CudaVirtualMemory {
     CUmemAllocationProp const properties = memory_here();
     cuda_check(cuda_status(
         get_granularity(&granularity_bytes_, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM)));
+    accessors_.push_back({properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
     is_supported_ = true;
   }
 
@@ -97,8 +148,12 @@ class CudaVirtualMemory {
   /// slow, since it writes the device's page tables.
   void map(void* address, std::size_t size_bytes, std::span<physical_type const> pieces) {
     require_support();
+    if (pieces.empty()) {
+      return;
+    }
     CudaScope const scope{*context_};
     CUdeviceptr const first = value_of(address);
+    std::scoped_lock const lock{mutex_};
     std::size_t mapped_bytes = 0;
     CUresult result = CUDA_SUCCESS;
     for (physical_type const piece : pieces) {
@@ -108,11 +163,8 @@ class CudaVirtualMemory {
       }
       mapped_bytes += size_bytes;
     }
-    if (result == CUDA_SUCCESS && mapped_bytes != 0) {
-      CUmemAccessDesc access{};
-      access.location = memory_here().location;
-      access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-      result = set_access_(first, mapped_bytes, &access, 1);
+    if (result == CUDA_SUCCESS) {
+      result = set_access_(first, mapped_bytes, accessors_.data(), accessors_.size());
     }
     if (result != CUDA_SUCCESS) {
       if (mapped_bytes != 0) {
@@ -120,12 +172,48 @@ class CudaVirtualMemory {
       }
       cuda_check(cuda_status(result));
     }
+    try {
+      mapped_.add(first, first + mapped_bytes);
+    } catch (std::bad_alloc const&) {
+      (void)unmap_(first, mapped_bytes);
+      throw;
+    }
   }
 
   void unmap(void* address, std::size_t size_bytes) noexcept {
     if (is_supported()) {
       CudaScope const scope{*context_, std::nothrow};
-      (void)unmap_(value_of(address), size_bytes);
+      CUdeviceptr const first = value_of(address);
+      std::scoped_lock const lock{mutex_};
+      (void)unmap_(first, size_bytes);
+      mapped_.remove(first, first + size_bytes);
+    }
+  }
+
+  /// Lets another device access all memory that is mapped, now and later. Does nothing if it
+  /// already may, or if there is no virtual memory.
+  ///
+  /// @throws CudaError
+  void allow_access(int ordinal) {
+    if (!is_supported()) {
+      return;
+    }
+    CudaScope const scope{*context_};
+    CUmemAccessDesc peer = accessors_.front();
+    peer.location.id = CudaContext::device_of(ordinal);
+    std::scoped_lock const lock{mutex_};
+    if (std::any_of(accessors_.begin(), accessors_.end(), [&](CUmemAccessDesc const& one) {
+          return one.location.id == peer.location.id;
+        })) {
+      return;
+    }
+    accessors_.push_back(peer);
+    for (auto const& [first, end] : mapped_.all()) {
+      if (CUresult const result = set_access_(first, end - first, &peer, 1);
+          result != CUDA_SUCCESS) {
+        accessors_.pop_back();
+        cuda_check(cuda_status(result));
+      }
     }
   }
 
@@ -161,6 +249,9 @@ class CudaVirtualMemory {
   // the value of every device so far; the constructor asks the driver
   std::size_t granularity_bytes_ = 2_MiB;
   bool is_supported_ = false;
+  std::mutex mutex_;  // guards what follows, and is held while memory is mapped and unmapped
+  std::vector<CUmemAccessDesc> accessors_;  // first this device, then those of `allow_access`
+  MappedRanges mapped_;
 };
 
 }  // namespace spillway::detail

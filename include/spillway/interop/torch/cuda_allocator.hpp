@@ -17,6 +17,7 @@
 #include <optional>
 #include <shared_mutex>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -37,12 +38,12 @@
 namespace spillway::torch {
 
 /// PyTorch's CUDA allocator (`c10::cuda::CUDACachingAllocator::CUDAAllocator`) over a
-/// `StorageLeases`, for one device.
+/// `StorageLeases`, for one device. Calls for other devices are passed to the allocator that
+/// PyTorch had before.
 ///
-/// Implements everything that PyTorch asks of its own allocator, with two exceptions that memory
-/// which is swapped out makes impossible, and which are errors: sharing with other processes by
-/// CUDA IPC, and checkpoints of memory pools, which CUDA graph trees make. Memory of private pools
-/// (`torch.cuda.MemPool`, CUDA graphs) is never swapped out.
+/// Implements everything that PyTorch asks of its own allocator, with one exception that memory
+/// which is swapped out makes impossible, and which is an error: sharing with other processes by
+/// CUDA IPC. Memory of private pools (`torch.cuda.MemPool`, CUDA graphs) is never swapped out.
 ///
 /// `Site` is as for `StorageLeases`, and has
 ///
@@ -76,6 +77,7 @@ class CudaTensorAllocator final
                return Site::tensors().raw_alloc_with_stream(bytes, stream);
              },
              [](void* p, std::size_t, int, cudaStream_t) { Site::tensors().raw_delete(p); }},
+        others_{c10::cuda::CUDACachingAllocator::allocator.load()},
         pools_{memory,
                {[](std::size_t bytes, cudaStream_t stream) {
                   return Site::leases().allocate_fixed(bytes, stream);
@@ -85,7 +87,9 @@ class CudaTensorAllocator final
   // Memory
 
   c10::DataPtr allocate(std::size_t bytes) override {
-    check(c10::cuda::current_device());
+    if (is_other(c10::cuda::current_device())) {
+      return others_->allocate(bytes);
+    }
     if (Site::frames().recipe != nullptr) {
       return Site::leases().allocate(bytes);
     }
@@ -94,10 +98,12 @@ class CudaTensorAllocator final
   }
   [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return Leases::deleter(); }
   [[nodiscard]] void* raw_alloc(std::size_t bytes) override {
-    return raw_alloc_with_stream(bytes, Site::current_stream());
+    return raw_alloc_with_stream(bytes, c10::cuda::getCurrentCUDAStream().stream());
   }
   [[nodiscard]] void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override {
-    check(c10::cuda::current_device());
+    if (is_other(c10::cuda::current_device())) {
+      return others_->raw_alloc_with_stream(bytes, stream);
+    }
     return bytes == 0 ? nullptr : take(bytes, stream);
   }
   void raw_delete(void* p) override { Leases::deleter()(p); }
@@ -109,15 +115,32 @@ class CudaTensorAllocator final
   [[nodiscard]] void* allocate_scratch(std::size_t bytes, cudaStream_t stream) {
     return scratch_.allocate(Site::leases().memory(), bytes, stream);
   }
-  /// Frees memory that `StorageLeases` does not know: memory of a private pool or of a recipe.
-  /// Warns if the address is none of these, for example since it was freed before.
+  /// Frees memory that `StorageLeases` does not know: memory of a private pool, of a recipe, or of
+  /// another device. Warns if the address is none of these, for example since it was freed before.
   void free_foreign(void* p) {
-    if (!pools_.free(p) && !scratch_.free(Site::leases().memory(), p)) {
+    if (pools_.free(p) || scratch_.free(Site::leases().memory(), p)) {
+      return;
+    }
+    try {
+      others_->raw_delete(p);
+    } catch (c10::Error const&) {
       TORCH_WARN("spillway: memory at ", p, " was freed that is not allocated");
     }
   }
 
+  /// @throws c10::NotImplementedError if the stream is of another device than the memory
   void recordStream(c10::DataPtr const& data, c10::cuda::CUDAStream stream) override {
+    if (is_other(data.device().index())) {
+      others_->recordStream(data, stream);
+      return;
+    }
+    TORCH_CHECK_NOT_IMPLEMENTED(!is_other(stream.device_index()),
+                                "spillway: memory of ",
+                                Site::device(),
+                                " cannot be recorded on a stream of ",
+                                stream.device(),
+                                ": let a stream of its own device wait for that one, and record it "
+                                "there");
     if (data.get_context() == nullptr ||
         pools_.record_stream(data.get_context(), stream.stream()) || Site::is_capturing()) {
       return;  // what a capture uses is never swapped out
@@ -130,6 +153,9 @@ class CudaTensorAllocator final
   /// capture may be under way then, and the calling thread would wait for the device in the middle
   /// of it.
   void emptyCache(c10::MempoolId_t pool = {0, 0}) override {
+    if (has_others_) {
+      others_->emptyCache(pool);
+    }
     pools_.returns().retry();
     if (pool == c10::MempoolId_t{0, 0} && !pools_.is_routing()) {
       (void)Site::leases().memory().trim_sync();
@@ -137,7 +163,10 @@ class CudaTensorAllocator final
   }
   /// Reports the largest piece that can be allocated without swapping anything out.
   void cacheInfo(DeviceIndex device, std::size_t* largest) override {
-    check(device);
+    if (is_other(device)) {
+      others_->cacheInfo(device, largest);
+      return;
+    }
     *largest = std::max(*largest, Site::leases().memory().largest_block_bytes());
   }
   /// Returns the begin of the reservation that contains an address.
@@ -145,15 +174,24 @@ class CudaTensorAllocator final
 
   // The device
 
-  void init(int /*device_count*/) override { initialized_ = true; }
+  void init(int device_count) override {
+    others_->init(device_count);
+    has_others_ = device_count > 1;
+    initialized_ = true;
+  }
   [[nodiscard]] bool initialized() override { return initialized_; }
   [[nodiscard]] double getMemoryFraction(DeviceIndex device) override {
-    check(device);
+    if (is_other(device)) {
+      return others_->getMemoryFraction(device);
+    }
     return static_cast<double>(Site::limit()) / static_cast<double>(Site::total_bytes());
   }
   /// Sets the limit to a fraction of the device's memory, but to no more than `Site::most_bytes()`.
   void setMemoryFraction(double fraction, DeviceIndex device) override {
-    check(device);
+    if (is_other(device)) {
+      others_->setMemoryFraction(fraction, device);
+      return;
+    }
     TORCH_CHECK_VALUE(
         fraction > 0 && fraction <= 1,
         "set_per_process_memory_fraction: the fraction has to be above 0 and at most 1, and is ",
@@ -163,7 +201,10 @@ class CudaTensorAllocator final
     Site::set_limit(std::min<std::size_t>(wanted, Site::most_bytes()));
   }
   [[nodiscard]] std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize>
-  getExpandableSegmentSizes(DeviceIndex /*device*/) override {
+  getExpandableSegmentSizes(DeviceIndex device) override {
+    if (is_other(device)) {
+      return others_->getExpandableSegmentSizes(device);
+    }
     return {};  // there are no expandable segments
   }
   [[nodiscard]] std::string name() override { return "spillway"; }
@@ -173,11 +214,17 @@ class CudaTensorAllocator final
   [[nodiscard]] c10::CachingDeviceAllocator::DeviceStats
   getDeviceStats(DeviceIndex device) override;
   void resetAccumulatedStats(DeviceIndex device) override {
-    check(device);
+    if (is_other(device)) {
+      others_->resetAccumulatedStats(device);
+      return;
+    }
     watch().reset_accumulated();
   }
   void resetPeakStats(DeviceIndex device) override {
-    check(device);
+    if (is_other(device)) {
+      others_->resetPeakStats(device);
+      return;
+    }
     watch().reset_peak();
     Site::leases().memory().reset_peak_stats();
   }
@@ -188,16 +235,25 @@ class CudaTensorAllocator final
                      std::size_t most_entries,
                      c10::cuda::CUDACachingAllocator::RecordContext when,
                      bool clears,
-                     std::vector<std::string> const& /*skip_actions*/) override {
+                     std::vector<std::string> const& skip_actions) override {
+    if (has_others_) {
+      others_->recordHistory(enabled, gather, most_entries, when, clears, skip_actions);
+    }
     history_.record(watch(), enabled, gather, most_entries, when, clears);
   }
   [[nodiscard]] bool isHistoryEnabled() override { return watch().is_recording(); }
   void attachOutOfMemoryObserver(
       c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer) override {
+    if (has_others_) {
+      others_->attachOutOfMemoryObserver(observer);
+    }
     history_.attach(std::move(observer));
   }
   void attachAllocatorTraceTracker(
       c10::cuda::CUDACachingAllocator::AllocatorTraceTracker tracker) override {
+    if (has_others_) {
+      others_->attachAllocatorTraceTracker(tracker);
+    }
     history_.attach(watch(), std::move(tracker), Site::device().index());
   }
   /// The bytes of the workspaces that PyTorch keeps for cuBLAS, one for each handle and stream of a
@@ -239,19 +295,25 @@ class CudaTensorAllocator final
       c10::MempoolId_t pool,
       std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> own = nullptr) override;
   void releasePool(DeviceIndex device, c10::MempoolId_t pool) override {
-    check(device);
+    if (is_other(device)) {
+      others_->releasePool(device, pool);
+      return;
+    }
     rethrow_as_torch([&] { pools_.release(pool); });
   }
   [[nodiscard]] int getPoolUseCount(DeviceIndex device, c10::MempoolId_t pool) override {
-    check(device);
-    return pools_.use_count(pool);
+    return is_other(device) ? others_->getPoolUseCount(device, pool) : pools_.use_count(pool);
   }
   /// Called before a capture begins, and when a program wants its allocations in a pool of their
   /// own.
   void beginAllocateToPool(DeviceIndex device,
                            c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override {
-    check(device);
+    if (is_other(device)) {
+      others_->beginAllocateToPool(device, pool, std::move(filter));
+      return;
+    }
+    Site::leases().keep_for_capture(Site::frames());
     // Most of the memory that is free now was last used on these two streams.
     for (cudaStream_t const stream : {Site::current_stream(), cudaStream_t{nullptr}}) {
       Site::leases().memory().prepare_capture(stream);
@@ -260,26 +322,75 @@ class CudaTensorAllocator final
   }
   /// @stream waits on the host for memory that was allocated and swapped in during a capture
   void endAllocateToPool(DeviceIndex device, c10::MempoolId_t pool) override {
-    check(device);
+    if (is_other(device)) {
+      others_->endAllocateToPool(device, pool);
+      return;
+    }
     rethrow_as_torch([&] { pools_.end(pool); });
     Site::leases().memory().device().synchronize(Site::uncaptured_stream());
     pools_.returns().retry();
   }
   void setUseOnOOM(DeviceIndex device, c10::MempoolId_t pool, bool lends) override {
-    check(device);
+    if (is_other(device)) {
+      others_->setUseOnOOM(device, pool, lends);
+      return;
+    }
     pools_.set_lends(pool, lends);
   }
-  void setNoSplit(DeviceIndex device, c10::MempoolId_t /*pool*/) override { check(device); }
+  void setNoSplit(DeviceIndex device, c10::MempoolId_t pool) override {
+    if (is_other(device)) {
+      others_->setNoSplit(device, pool);
+    }
+  }
   [[nodiscard]] bool checkPoolLiveAllocations(DeviceIndex device,
                                               c10::MempoolId_t pool,
                                               std::unordered_set<void*> const& expected) override {
-    check(device);
-    return pools_.has_exactly(pool, expected);
+    return is_other(device) ? others_->checkPoolLiveAllocations(device, pool, expected)
+                            : pools_.has_exactly(pool, expected);
   }
+  /// Returns which memory of a pool is allocated. CUDA graph trees
+  /// (`torch.compile(mode="reduce-overhead")`) note that after each graph.
+  [[nodiscard]] std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState>
+  getCheckpointState(DeviceIndex device, c10::MempoolId_t pool) override {
+    if (is_other(device)) {
+      return others_->getCheckpointState(device, pool);
+    }
+    auto now = std::make_shared<Checkpoint>();
+    now->pool = pools_.checkpoint(pool);
+    return now;
+  }
+  /// Changes what is allocated in a pool to what was allocated when the state was taken. The caller
+  /// takes the deleters away from the tensors whose memory is then free, and gives the new ones to
+  /// tensors.
+  [[nodiscard]] c10::cuda::CUDACachingAllocator::CheckpointDelta setCheckpointPoolState(
+      DeviceIndex device,
+      std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> state) override;
   /// Whether allocations may belong to a pool, so that a capture may be under way.
   [[nodiscard]] bool is_routing() const noexcept { return pools_.is_routing(); }
 
-  // Functions that are refused.
+  // Copies between devices
+
+  /// Lets a device access the memory of another one.
+  void enablePeerAccess(DeviceIndex from, DeviceIndex to) override {
+    others_->enablePeerAccess(from, to);
+    if (!is_other(to)) {
+      Site::leases().memory().device().allow_access(from);
+    }
+  }
+  cudaError_t memcpyAsync(void* to,
+                          int to_device,
+                          void const* from,
+                          int from_device,
+                          std::size_t bytes,
+                          cudaStream_t stream,
+                          bool has_peer_access) override {
+    // Without access of one device to the other, `cudaMemcpyAsync` refuses virtual memory.
+    return has_peer_access || to_device == from_device
+               ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream)
+               : cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
+  }
+
+  // Functions that are refused
 
   [[nodiscard]] c10::cuda::CUDACachingAllocator::ShareableHandle
   shareIpcHandle(void* /*p*/) override {
@@ -294,31 +405,14 @@ class CudaTensorAllocator final
         "spillway: memory of other processes cannot be opened by CUDA IPC while spillway_torch is "
         "installed for CUDA. Receive a copy in host memory.");
   }
-  [[nodiscard]] std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState>
-  getCheckpointState(DeviceIndex /*device*/, c10::MempoolId_t /*pool*/) override {
-    refuse_checkpoints();
-  }
-  [[nodiscard]] c10::cuda::CUDACachingAllocator::CheckpointDelta setCheckpointPoolState(
-      DeviceIndex /*device*/,
-      std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> /*state*/) override {
-    refuse_checkpoints();
-  }
 
  private:
-  [[noreturn]] static void refuse_checkpoints() {
-    TORCH_CHECK_NOT_IMPLEMENTED(false,
-                                "spillway: CUDA graph trees need checkpoints of memory pools, "
-                                "which this allocator does not "
-                                "have. Compile without them: torch.compile(mode='default'), or "
-                                "torch._inductor.config.triton.cudagraph_trees = False.");
-  }
-  static void check(DeviceIndex device) {
-    TORCH_CHECK(device == Site::device().index(),
-                "spillway_torch is installed for ",
-                Site::device(),
-                " in this process, not for cuda:",
-                static_cast<int>(device),
-                ": use one process for each device, or torch.cuda.set_device first");
+  struct Checkpoint final : c10::cuda::CUDACachingAllocator::AllocatorState {
+    typename Pools::Checkpoint pool;
+  };
+
+  [[nodiscard]] static bool is_other(DeviceIndex device) noexcept {
+    return device != Site::device().index();
   }
   template <class Act>
   static void rethrow_as_torch(Act act) {
@@ -343,6 +437,8 @@ class CudaTensorAllocator final
     return Site::leases().allocate_raw(bytes, stream, [this] { return pools_.lend() != 0; });
   }
 
+  c10::cuda::CUDACachingAllocator::CUDAAllocator* others_;
+  bool has_others_ = false;
   Pools pools_;
   RecipeScratch<typename Leases::Allocator> scratch_;
   CudaHistory history_;
@@ -359,13 +455,15 @@ void* CudaTensorAllocator<Site>::getBaseAllocation(void* p, std::size_t* size) {
       return reinterpret_cast<void*>(segment.address);
     }
   }
-  TORCH_CHECK_VALUE(false, "spillway: ", p, " is not memory of this allocator");
+  return others_->getBaseAllocation(p, size);
 }
 
 template <class Site>
 c10::CachingDeviceAllocator::DeviceStats
 CudaTensorAllocator<Site>::getDeviceStats(DeviceIndex device) {
-  check(device);
+  if (is_other(device)) {
+    return others_->getDeviceStats(device);
+  }
   std::size_t free_ranges = 0;
   Site::leases().memory().for_each_range(
       [&](RangeView const& range) { free_ranges += range.state == RangeState::free ? 1U : 0U; });
@@ -409,7 +507,11 @@ c10::cuda::CUDACachingAllocator::SnapshotInfo
 CudaTensorAllocator<Site>::snapshot(c10::MempoolId_t pool, bool include_traces) {
   c10::cuda::CUDACachingAllocator::SnapshotInfo info{};
   DeviceIndex const device = Site::device().index();
-  info.device_traces.resize(static_cast<std::size_t>(device) + 1);
+  if (has_others_) {
+    info = others_->snapshot(pool, include_traces);
+  }
+  auto const place = static_cast<std::size_t>(device);
+  info.device_traces.resize(std::max(info.device_traces.size(), place + 1));
   if (pool != c10::MempoolId_t{0, 0}) {
     for (auto const& piece : pools_.pieces(pool)) {
       info.segments.push_back(as_torch::pool_segment(piece, device));
@@ -419,11 +521,17 @@ CudaTensorAllocator<Site>::snapshot(c10::MempoolId_t pool, bool include_traces) 
   auto& memory = Site::leases().memory();
   std::vector<Record> const records = include_traces ? watch().history() : std::vector<Record>{};
   MemorySnapshot const now = spillway::snapshot(memory, records);
+  std::unordered_map<std::uintptr_t, typename Pools::Piece> pieces;
+  for (PoolId const& id : pools_.ids()) {
+    for (auto& piece : pools_.pieces(id)) {
+      pieces.emplace(reinterpret_cast<std::uintptr_t>(piece.address), std::move(piece));
+    }
+  }
   for (MemorySnapshot::Segment const& segment : now.segments) {
-    info.segments.push_back(as_torch::segment(segment, device, history_.contexts()));
+    as_torch::add_segments(segment, pieces, device, history_.contexts(), info.segments);
   }
   if (include_traces) {
-    info.device_traces.back() =
+    info.device_traces[place] =
         as_torch::trace(now, CudaHistory::epoch_ns(now.time_ns), history_.contexts());
   }
   return info;
@@ -436,7 +544,10 @@ void CudaTensorAllocator<Site>::createOrIncrefPool(
     DeviceIndex device,
     c10::MempoolId_t pool,
     std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> own) {
-  check(device);
+  if (is_other(device)) {
+    others_->createOrIncrefPool(device, pool, std::move(own));
+    return;
+  }
   if (own == nullptr) {
     pools_.retain(pool);
     return;
@@ -446,6 +557,24 @@ void CudaTensorAllocator<Site>::createOrIncrefPool(
                                          return own->raw_alloc_with_stream(bytes, stream);
                                        },
                                        [own](void* p) { own->raw_delete(p); }});
+}
+
+template <class Site>
+c10::cuda::CUDACachingAllocator::CheckpointDelta CudaTensorAllocator<Site>::setCheckpointPoolState(
+    DeviceIndex device, std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> state) {
+  if (is_other(device)) {
+    return others_->setCheckpointPoolState(device, std::move(state));
+  }
+  auto const* const checkpoint = dynamic_cast<Checkpoint const*>(state.get());
+  TORCH_CHECK_VALUE(checkpoint != nullptr, "spillway: this state is not one of this allocator");
+  c10::cuda::CUDACachingAllocator::CheckpointDelta delta;
+  rethrow_as_torch(
+      [&] { delta.ptrs_freed = pools_.restore(checkpoint->pool, Site::current_stream()); });
+  for (auto const& live : checkpoint->pool.live) {
+    delta.dataptrs_allocd.emplace_back(
+        live.address, live.address, Leases::deleter(), Site::device());
+  }
+  return delta;
 }
 
 }  // namespace spillway::torch

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -93,6 +94,45 @@ segment(MemorySnapshot::Segment const& from, c10::DeviceIndex device, Contexts c
     to.blocks.push_back(std::move(piece));
   }
   return to;
+}
+
+/// Converts a segment, of which each piece of a private pool becomes a segment of its own.
+///
+/// @param pieces  of all pools, by address
+template <class Piece>
+void add_segments(MemorySnapshot::Segment const& from,
+                  std::unordered_map<std::uintptr_t, Piece> const& pieces,
+                  c10::DeviceIndex device,
+                  Contexts const& contexts,
+                  std::vector<c10::CachingDeviceAllocator::SegmentInfo>& to) {
+  MemorySnapshot::Segment part{from.address};
+  auto const end_part = [&] {
+    if (part.size_bytes != 0) {
+      to.push_back(segment(part, device, contexts));
+    }
+    part = {part.address + part.size_bytes};
+  };
+  for (MemorySnapshot::Block const& block : from.blocks) {
+    auto const found = pieces.find(block.address);
+    if (found != pieces.end()) {
+      end_part();
+    }
+    part.blocks.push_back(block);
+    part.size_bytes += block.size_bytes;
+    if (found == pieces.end()) {
+      continue;
+    }
+    Piece const& piece = found->second;
+    MemorySnapshot::Block& own = part.blocks.back();
+    own.requested_bytes = piece.requested_bytes;
+    if (piece.requested_bytes == 0) {
+      own.state = MemorySnapshot::State::free;
+    }
+    end_part();
+    to.back().owner_private_pool_id = piece.pool;
+    to.back().stream = piece.stream;
+  }
+  end_part();
 }
 
 /// Converts a piece of a private pool, which becomes a segment of its own.

@@ -26,11 +26,15 @@ class HeldStorages {
   ///                   for, even if operations only read them (`StorageLeases::freeze`)
   explicit HeldStorages(bool may_write) : may_write_{may_write} {}
 
-  /// Adds the storages of a tensor. To be called before `enter`.
+  /// Adds the storages of a tensor, if they may be swapped out. To be called before `enter`.
   void add(at::Tensor const& tensor) {
     for_each_part(tensor, [this](at::Tensor const& part, bool) { add(part.storage()); });
   }
-  void add(c10::Storage storage) { storages_.push_back(std::move(storage)); }
+  void add(c10::Storage storage) {
+    if (Site::Leases::is_ours(*storage.unsafeGetStorageImpl())) {
+      storages_.push_back(std::move(storage));
+    }
+  }
 
   /// Does nothing if the site has not been installed.
   ///
@@ -39,17 +43,18 @@ class HeldStorages {
     if (Site::state() == nullptr || hold_) {
       return;
     }
-    Operands operands;
-    for (c10::Storage const& storage : storages_) {
-      if (Site::Leases::is_ours(*storage.unsafeGetStorageImpl())) {
-        operands.push_back(
-            {storage.unsafeGetStorageImpl(), nullptr, {/*keeps=*/false, may_write_}});
-      }
-    }
+    Operands operands = named();
     typename Hook::Frame frame;
     call_.emplace();
     frame.enter_named(operands);
     hold_.emplace(/*is_kernel=*/!may_write_);
+    // Memory of private pools never leaves. References to it would only delay its end, and CUDA
+    // graph trees reuse the memory of inputs that have ended.
+    if (std::erase_if(storages_, [](c10::Storage const& storage) {
+          return Site::Leases::is_unseen(*storage.unsafeGetStorageImpl());
+        }) != 0) {
+      operands = named();
+    }
     operands_ = std::move(operands);
   }
   void exit() { hold_.reset(); }
@@ -64,9 +69,17 @@ class HeldStorages {
   }
 
  private:
+  [[nodiscard]] Operands named() const {
+    Operands operands;
+    for (c10::Storage const& storage : storages_) {
+      operands.push_back({storage.unsafeGetStorageImpl(), nullptr, {/*keeps=*/false, may_write_}});
+    }
+    return operands;
+  }
+
   bool may_write_;
   std::vector<c10::Storage> storages_;
-  Operands operands_;  // those of `storages_` that may be swapped out
+  Operands operands_;
   std::optional<typename NativeNodes<Hook>::Call> call_;
   std::optional<typename Hook::Hold> hold_;
 };

@@ -113,7 +113,8 @@ class OrderedReturns {
 /// `order_after_all`.
 ///
 /// Units    bytes.
-/// Threads  thread-safe. Sources and `Memory` are called without the lock.
+/// Threads  thread-safe. Sources are called without the lock, and so is `Memory`, except by
+///          `restore`.
 /// Streams  nothing waits on the host.
 template <class Memory>
 class PrivatePools {
@@ -191,6 +192,27 @@ class PrivatePools {
   /// For other memory that captured graphs use: it is given back here, after their launches.
   [[nodiscard]] OrderedReturns<Memory>& returns() noexcept { return returns_; }
 
+  /// Which pieces of a pool are live at some time.
+  struct Checkpoint {
+    struct Live {
+      void* address = nullptr;
+      std::size_t requested_bytes = 0;
+    };
+    PoolId pool{};
+    std::vector<Live> live{};
+  };
+  [[nodiscard]] Checkpoint checkpoint(PoolId id) const;
+  /// Makes exactly those pieces of a pool live that were when the checkpoint was made. All other
+  /// live pieces become idle, so the caller must let no tensor free them again. Pieces that the
+  /// pool has got since stay with it.
+  ///
+  /// @param stream  runs after the work that has used the pieces which become live again
+  /// @returns the pieces that were live until now
+  /// @throws ContractViolation if nobody uses the pool, or if it no longer has one of the pieces,
+  ///                           since nobody used it in between; as `Memory::order_after`. Nothing
+  ///                           has changed then
+  std::vector<void*> restore(Checkpoint const& checkpoint, stream_type stream);
+
   [[nodiscard]] bool has_exactly(PoolId id, std::unordered_set<void*> const& expected) const;
   /// The bytes of idle and live pieces; 0 for an unknown pool.
   [[nodiscard]] std::size_t reserved_bytes(PoolId id) const;
@@ -248,6 +270,16 @@ class PrivatePools {
     }
     pool.idle.clear();
     return gone;
+  }
+  /// As `pieces`, in any order. The caller holds the lock.
+  [[nodiscard]] std::vector<Piece> pieces_of(PoolId id) const;
+  /// Changes a live piece into one that is not, and adds the work of its visitors.
+  void retire(Piece& piece) const {
+    for (stream_type const visitor : piece.visitors) {
+      piece.after.add(memory_->mark(visitor));
+    }
+    piece.visitors.clear();
+    piece.requested_bytes = 0;
   }
   void erase_if_unused(typename std::map<PoolId, Pool>::iterator at) {
     if (at->second.uses == 0 && at->second.live == 0) {
@@ -366,11 +398,7 @@ bool PrivatePools<Memory>::free(void* p) {
     piece = std::move(found->second);
     live_.erase(found);
   }
-  for (stream_type const visitor : piece.visitors) {
-    piece.after.add(memory_->mark(visitor));
-  }
-  piece.visitors.clear();
-  piece.requested_bytes = 0;
+  retire(piece);
   Return gone;
   {
     Lock const lock{mutex_};
@@ -429,6 +457,68 @@ std::size_t PrivatePools<Memory>::lend() {
 }
 
 template <class Memory>
+auto PrivatePools<Memory>::checkpoint(PoolId id) const -> Checkpoint {
+  Checkpoint now{id};
+  for (Piece const& piece : pieces(id)) {
+    if (piece.requested_bytes != 0) {
+      now.live.push_back({piece.address, piece.requested_bytes});
+    }
+  }
+  return now;
+}
+
+template <class Memory>
+std::vector<void*> PrivatePools<Memory>::restore(Checkpoint const& checkpoint, stream_type stream) {
+  std::unordered_map<void*, std::size_t> wanted;
+  for (typename Checkpoint::Live const& live : checkpoint.live) {
+    wanted.emplace(live.address, live.requested_bytes);
+  }
+  Lock const lock{mutex_};
+  auto const at = pools_.find(checkpoint.pool);
+  expects(at != pools_.end() && at->second.uses != 0,
+          "a checkpoint is restored of a memory pool that nobody uses");
+  std::vector<Piece> all = pieces_of(checkpoint.pool);
+  Fence after;
+  std::size_t found = 0;
+  for (Piece const& piece : all) {
+    if (wanted.count(piece.address) != 0) {
+      after.add(piece.after);
+      ++found;
+    }
+  }
+  expects(found == wanted.size(),
+          "a checkpoint of a memory pool is restored after the pool has given back memory of it");
+  memory_->order_after(stream, after);
+
+  std::vector<void*> were_live;
+  for (Piece& piece : all) {
+    auto const to = wanted.find(piece.address);
+    if (piece.requested_bytes != 0) {
+      were_live.push_back(piece.address);
+      if (to == wanted.end()) {
+        retire(piece);
+      }
+    } else if (to != wanted.end()) {
+      piece.requested_bytes = to->second;
+      piece.after.clear();
+    }
+  }
+  Pool& pool = at->second;
+  pool.idle.clear();
+  pool.live = pool.live - were_live.size() + wanted.size();
+  for (Piece& piece : all) {
+    if (piece.requested_bytes == 0) {
+      live_.erase(piece.address);
+      pool.idle.emplace(piece.bytes, std::move(piece));
+    } else {
+      void* const p = piece.address;
+      live_.insert_or_assign(p, std::move(piece));
+    }
+  }
+  return were_live;
+}
+
+template <class Memory>
 bool PrivatePools<Memory>::has_exactly(PoolId id, std::unordered_set<void*> const& expected) const {
   Lock const lock{mutex_};
   std::size_t found = 0;
@@ -457,20 +547,27 @@ auto PrivatePools<Memory>::pieces(PoolId id) const -> std::vector<Piece> {
   std::vector<Piece> all;
   {
     Lock const lock{mutex_};
-    for (auto const& [p, piece] : live_) {
-      if (piece.pool == id) {
-        all.push_back(piece);
-      }
-    }
-    if (auto const found = pools_.find(id); found != pools_.end()) {
-      for (auto const& [bytes, piece] : found->second.idle) {
-        all.push_back(piece);
-      }
-    }
+    all = pieces_of(id);
   }
   std::sort(all.begin(), all.end(), [](Piece const& a, Piece const& b) {
     return std::less<>{}(a.address, b.address);
   });
+  return all;
+}
+
+template <class Memory>
+auto PrivatePools<Memory>::pieces_of(PoolId id) const -> std::vector<Piece> {
+  std::vector<Piece> all;
+  for (auto const& [p, piece] : live_) {
+    if (piece.pool == id) {
+      all.push_back(piece);
+    }
+  }
+  if (auto const found = pools_.find(id); found != pools_.end()) {
+    for (auto const& [bytes, piece] : found->second.idle) {
+      all.push_back(piece);
+    }
+  }
   return all;
 }
 

@@ -502,6 +502,20 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
       entry->is_kept = true;
     }
   }
+  /// Keeps everything resident for good that this thread has pinned. To be called before a capture
+  /// begins, since the graph may contain addresses that the thread has got before.
+  void keep_for_capture(Frames const& frames) noexcept {
+    Guard const guard{mutex_};
+    auto const keep_all = [](Pins const& pins) {
+      for (Entry* const entry : pins) {
+        entry->is_kept = entry->is_captured = true;
+      }
+    };
+    keep_all(frames.pins);
+    for (Pins const* const pins : frames.further_pins) {
+      keep_all(*pins);
+    }
+  }
   /// Until `resume`, no thread waits for this one to release memory.
   ///
   /// @returns whether threads might wait for it until now
