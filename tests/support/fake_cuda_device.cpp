@@ -10,6 +10,7 @@
 // access each other's.
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include <support/fake_cuda_call.hpp>
@@ -95,6 +96,29 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     require(fake->peer_accesses.emplace(&fake->current(), &other).second,
             cudaErrorPeerAccessAlreadyEnabled);
   });
+}
+// A handle that another process would get contains the address, so only this process can open it.
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* p) {
+  return call("cudaIpcGetMemHandle", [&] {
+    auto const found = fake->ranges.find(value_of(p));
+    require(found != fake->ranges.end() && found->second.kind == Fake::RangeKind::device);
+    std::memcpy(handle, &p, sizeof p);
+  });
+}
+cudaError_t cudaIpcOpenMemHandle(void** p, cudaIpcMemHandle_t handle, unsigned /*flags*/) {
+  return call("cudaIpcOpenMemHandle", [&] { std::memcpy(p, &handle, sizeof *p); });
+}
+cudaError_t cudaIpcCloseMemHandle(void* p) {
+  return call("cudaIpcCloseMemHandle", [&] { require(fake->contains(p, 1, true)); });
+}
+cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t* handle, cudaEvent_t event) {
+  return call("cudaIpcGetEventHandle", [&] { std::memcpy(handle, &event, sizeof event); });
+}
+cudaError_t cudaIpcOpenEventHandle(cudaEvent_t* event, cudaIpcEventHandle_t handle) {
+  cudaEvent_t sent = nullptr;
+  std::memcpy(&sent, &handle, sizeof sent);
+  cudaError_t const status = cudaEventSynchronize(sent);
+  return status == cudaSuccess ? cudaEventCreateWithFlags(event, cudaEventDisableTiming) : status;
 }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int /*priority*/) {
   return cudaStreamCreateWithFlags(stream, flags);

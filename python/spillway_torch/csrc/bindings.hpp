@@ -71,6 +71,13 @@ class Bindings {
     return is_installed() && torch::isStorage(object.ptr()) &&
            Support::is_ours(torch::createStorage(object.ptr()).unsafeGetStorageImpl());
   }
+  /// Moves a storage to memory of PyTorch's own allocator, which other processes can share.
+  static void hand_over(pybind11::handle object) {
+    c10::Storage const storage = torch::createStorage(object.ptr());
+    Frame frame;
+    frame.enter_named({{storage.unsafeGetStorageImpl(), nullptr, {/*keeps=*/false, true}}});
+    Site::tensors().hand_over(*storage.unsafeGetStorageImpl());
+  }
   static void freeze(at::Tensor const& tensor, bool frozen) {
     if (auto* const storage = storage_of(tensor)) {
       installed().leases.freeze(*storage, frozen);
@@ -245,6 +252,9 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def("bring_in", &Support::bring_in, WithoutLock());
   m.def("bring_in_storage", &bring_in_storage);
   m.def("is_ours", &is_storage_ours);
+  if constexpr (requires { Site::tensors(); }) {
+    m.def("hand_over", &hand_over);
+  }
   m.def("is_holding", &Support::is_inside);
   m.def("end_all_holds", [] {
     if (is_installed()) {

@@ -23,10 +23,10 @@ from torch.utils._pytree import tree_leaves
 
 from . import _chosen as _C, _compiled
 
-_KEEPING = ("__dlpack__", "share_memory_", "_share_memory_")
+_KEEPING = ("__dlpack__",)
 _HOLDING = ("tolist",)
 _WRITING = ("apply_", "map_", "map2_")
-_STORAGE_HOLDING = ("tolist", "clone", "_write_file", "_share_cuda_", "cpu", "hex", "is_shared", "_get_filename",
+_STORAGE_HOLDING = ("tolist", "clone", "_write_file", "cpu", "hex", "is_shared", "_get_filename",
                     "_get_shared_fd", "_shared_incref", "_shared_decref")
 _STORAGE_WRITING = ("__setitem__", "fill_", "copy_", "resize_", "_share_filename_cpu_", "_share_fd_cpu_", "byteswap",
                     "_set_from_file", "_resize_with_addr_")
@@ -74,6 +74,24 @@ def _keeping(function):
     """Wraps a method whose caller uses the tensor's address afterwards."""
     def call(self, *args, **kwargs):
         _C.bring_in(self, True)
+        return function(self, *args, **kwargs)
+    return _named_like(call, function)
+
+
+def _sharing(function):
+    """Wraps a method that moves a tensor of the CPU to shared memory, and that does nothing on CUDA."""
+    keeping = _keeping(function)
+
+    def call(self, *args, **kwargs):
+        return (function if self.is_cuda else keeping)(self, *args, **kwargs)
+    return _named_like(call, function)
+
+
+def _handing_over(function):
+    """Wraps the method by which a storage on CUDA is shared with other processes."""
+    def call(self, *args, **kwargs):
+        if self.nbytes() != 0 and _C.is_ours(self):
+            _C.hand_over(self)
         return function(self, *args, **kwargs)
     return _named_like(call, function)
 
@@ -817,6 +835,7 @@ def install():
         return
     _is_installed = True
     _wrap_methods(torch.Tensor, _KEEPING, _keeping)
+    _wrap_methods(torch.Tensor, ("share_memory_", "_share_memory_"), _sharing)
     _wrap_methods(torch.Tensor, _HOLDING, _holding)
     _wrap_methods(torch.Tensor, _WRITING, _writing)
     _wrap_methods(torch.Tensor, ("data_ptr", "const_data_ptr"), _addressing)
@@ -827,6 +846,7 @@ def install():
     _wrap_methods(torch._C, ("_data_address",), _addressing)
     _wrap_methods(torch.UntypedStorage, ("data_ptr",), _storage_addressing)
     _wrap_methods(torch.UntypedStorage, ("__getitem__",), _storage_indexing)
+    _wrap_methods(torch.UntypedStorage, ("_share_cuda_",), _handing_over)
     _wrap_methods(torch.UntypedStorage, _STORAGE_HOLDING, _holding)
     _wrap_methods(torch.UntypedStorage, _STORAGE_WRITING, _writing)
     for name in ("_to_dlpack", "_to_dlpack_versioned"):

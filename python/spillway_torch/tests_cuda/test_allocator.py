@@ -251,13 +251,6 @@ def test_plain_memory_can_be_allocated():
     assert torch.cuda.memory_allocated() == before
 
 
-def test_sharing_by_ipc_is_refused_by_name(make):
-    x, _ = make()
-
-    with pytest.raises(NotImplementedError, match="CUDA IPC. Send a copy in host memory"):
-        x.untyped_storage()._share_cuda_()
-
-
 def test_a_second_install_is_refused():
     import spillway_torch
     with pytest.raises(RuntimeError, match="installed already"):

@@ -97,6 +97,44 @@ for thread in threads:
     thread.join()
 sees(out[0], out[1])
 """,
+    # Graphs on one device, and graphs that copy from the other device.
+    "captures": """
+weights = [torch.full((1 << 20,), float(i + 1), device=f"cuda:{i}") for i in range(2)]
+graphs = []
+for i in range(2):
+    with torch.cuda.device(i):
+        x = torch.zeros(1 << 20, device=f"cuda:{i}")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x * weights[i] + 1
+            z = y.neg()
+    graphs.append((graph, x, y, z))
+for step in range(6):
+    for i, (graph, x, y, z) in enumerate(graphs):
+        with torch.cuda.device(i):
+            x.fill_(float(step))
+            graph.replay()
+            sees(y, z)
+    others = [torch.full((1 << 20,), float(step), device=f"cuda:{i % 2}") for i in range(12)]
+    sees(*others)
+    del others
+""",
+    "trees of graphs": """
+nets = [torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64)).to(f"cuda:{i}") for i in range(2)]
+steps = [torch.compile(net, backend="cudagraphs", dynamic=False) for net in nets]
+with torch.no_grad():
+    for n in range(8):
+        for i in range(2):
+            torch.compiler.cudagraph_mark_step_begin()
+            with torch.cuda.device(i):
+                y = steps[i](torch.randn(512 << n % 2, 64, device=f"cuda:{i}"))
+                z = steps[i](y)
+                del y
+                sees(z)
+        others = [torch.full((1 << 20,), float(n), device=f"cuda:{i % 2}") for i in range(12)]
+        sees(*others)
+        del others
+""",
     "replicas, with NCCL": """
 net = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 16)).cuda()
 replicas = torch.nn.DataParallel(net, device_ids=[0, 1])
@@ -117,11 +155,13 @@ for _ in range(3):
 def two_devices():
     if torch.cuda.device_count() < 2 and not __import__("kernels").is_stand_in():
         pytest.skip("needs two devices")
-    return {"SPILLWAY_FAKE_CUDA_DEVICES": "2"}
+    return {"SPILLWAY_FAKE_CUDA_DEVICES": "2", "SPILLWAY_FAKE_CUDA_MAPS": "1"}
 
 
-@pytest.mark.parametrize("ours, peers", [(0, 0), (1, 1)])
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.gpu if "NCCL" in name else ()) for name in PROGRAMS])
+@pytest.mark.parametrize("name, ours, peers", [
+    ("copies in both directions", 0, 1), ("copies in both directions", 1, 0), ("layers on two devices", 1, 1),
+    ("one thread for each device", 1, 0), ("captures", 0, 0), ("trees of graphs", 1, 0),
+    pytest.param("replicas, with NCCL", 0, 1, marks=pytest.mark.gpu)])
 def test_programs_on_two_devices_compute_the_same(script, two_devices, name, ours, peers):
     plain, done = (json.loads(script(f"limit, ours = {limit}, {ours}\n{START}{PROGRAMS[name]}{END}",
                                      SPILLWAY_FAKE_CUDA_PEERS=str(peers), **two_devices).splitlines()[-1])

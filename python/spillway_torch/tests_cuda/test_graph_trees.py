@@ -30,7 +30,7 @@ def sees(*tensors):
 def replays():
     from torch._inductor import cudagraph_trees
     manager = cudagraph_trees.get_container(0).tree_manager
-    return manager is not None and manager.graph_counter.__reduce__()[1][0] > 0
+    return manager is not None and manager.new_graph_id().id > 0
 """
 END = """
 for i, other in enumerate(others):
@@ -187,6 +187,31 @@ def test_a_captured_graph_reuses_the_memory_of_inputs_that_have_ended(captured):
         assert (z == 9).all()
         assert len(addresses) == (2 if i < 2 else 0) and len(set(addresses)) <= 1
     assert recorded_graphs() == 2
+
+
+@pytest.mark.stand_in
+def test_the_memory_of_a_tree_is_given_back_with_it(captured):
+    from torch._inductor import cudagraph_trees
+
+    def double(inputs):
+        (x,) = inputs
+        inputs.clear()
+        return (x * 2 + 1,)
+
+    x = torch.ones(MIB, device="cuda")
+    before = torch.cuda.memory_allocated()
+    graph = captured(double, [x])
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        (y,) = graph([x])
+        assert (y == 3).all()
+    assert torch.cuda.memory_allocated() > before + 4 * MIB
+    del y, graph
+    cudagraph_trees.reset_cudagraph_trees()
+    gc.collect()
+    torch.cuda.synchronize()
+
+    assert torch.cuda.memory_allocated() == before
 
 
 def test_a_checkpoint_says_what_is_allocated_in_a_pool(make):

@@ -10,6 +10,7 @@
 #include <spillway/observe/snapshot.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -23,8 +24,11 @@
 #include <vector>
 
 #include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
@@ -41,9 +45,9 @@ namespace spillway::torch {
 /// `StorageLeases`, for one device. Calls for other devices are passed to the allocator that
 /// PyTorch had before.
 ///
-/// Implements everything that PyTorch asks of its own allocator, with one exception that memory
-/// which is swapped out makes impossible, and which is an error: sharing with other processes by
-/// CUDA IPC. Memory of private pools (`torch.cuda.MemPool`, CUDA graphs) is never swapped out.
+/// Implements everything that PyTorch asks of its own allocator. Memory of private pools
+/// (`torch.cuda.MemPool`, CUDA graphs) is never swapped out. Nor is memory that is shared with
+/// other processes by CUDA IPC, which comes from that other allocator (`hand_over`).
 ///
 /// `Site` is as for `StorageLeases`, and has
 ///
@@ -78,6 +82,7 @@ class CudaTensorAllocator final
              },
              [](void* p, std::size_t, int, cudaStream_t) { Site::tensors().raw_delete(p); }},
         others_{c10::cuda::CUDACachingAllocator::allocator.load()},
+        owner_of_others_{::torch::cuda::CUDAPluggableAllocator::getCurrentAllocator()},
         pools_{memory,
                {[](std::size_t bytes, cudaStream_t stream) {
                   return Site::leases().allocate_fixed(bytes, stream);
@@ -87,16 +92,23 @@ class CudaTensorAllocator final
   // Memory
 
   c10::DataPtr allocate(std::size_t bytes) override {
-    if (is_other(c10::cuda::current_device())) {
-      return others_->allocate(bytes);
+    DeviceIndex const device = c10::cuda::current_device();
+    if (is_other(device)) {
+      return fixed(others_->raw_alloc(bytes), device);
     }
     if (Site::frames().recipe != nullptr) {
       return Site::leases().allocate(bytes);
     }
-    void* const p = bytes == 0 ? nullptr : take(bytes, Site::current_stream());
+    cudaStream_t const stream = Site::current_stream();
+    if (auto const pool = bytes == 0 ? std::nullopt : route(stream)) {
+      return fixed(take_from(*pool, bytes, stream), device);
+    }
+    void* const p = bytes == 0 ? nullptr : take(bytes, stream);
     return {p, p, Leases::deleter(), Site::device()};
   }
-  [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return Leases::deleter(); }
+  /// The deleter of memory that is never swapped out: of private pools and of other devices. It
+  /// frees all other memory of this allocator, too.
+  [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return &free_any; }
   [[nodiscard]] void* raw_alloc(std::size_t bytes) override {
     return raw_alloc_with_stream(bytes, c10::cuda::getCurrentCUDAStream().stream());
   }
@@ -104,7 +116,11 @@ class CudaTensorAllocator final
     if (is_other(c10::cuda::current_device())) {
       return others_->raw_alloc_with_stream(bytes, stream);
     }
-    return bytes == 0 ? nullptr : take(bytes, stream);
+    if (bytes == 0 || Site::frames().recipe != nullptr) {
+      return bytes == 0 ? nullptr : allocate_scratch(bytes, stream);
+    }
+    auto const pool = route(stream);
+    return pool ? take_from(*pool, bytes, stream) : take(bytes, stream);
   }
   void raw_delete(void* p) override { Leases::deleter()(p); }
   /// Allocates memory that an operation needs beside its result while a recipe runs it. It counts
@@ -123,15 +139,18 @@ class CudaTensorAllocator final
     }
     try {
       others_->raw_delete(p);
-    } catch (c10::Error const&) {
-      TORCH_WARN("spillway: memory at ", p, " was freed that is not allocated");
+    } catch (c10::Error const& error) {
+      TORCH_WARN("spillway: memory at ",
+                 p,
+                 " was freed that is not allocated: ",
+                 error.what_without_backtrace());
     }
   }
 
   /// @throws c10::NotImplementedError if the stream is of another device than the memory
   void recordStream(c10::DataPtr const& data, c10::cuda::CUDAStream stream) override {
     if (is_other(data.device().index())) {
-      others_->recordStream(data, stream);
+      record_theirs(data, stream);
       return;
     }
     TORCH_CHECK_NOT_IMPLEMENTED(!is_other(stream.device_index()),
@@ -145,7 +164,11 @@ class CudaTensorAllocator final
         pools_.record_stream(data.get_context(), stream.stream()) || Site::is_capturing()) {
       return;  // what a capture uses is never swapped out
     }
-    Site::leases().record_stream(data, stream.stream());
+    if (data.get_deleter() == &free_any) {  // handed over
+      record_theirs(data, stream);
+    } else {
+      Site::leases().record_stream(data, stream.stream());
+    }
   }
 
   /// Releases free memory to the device, except for the free memory of private pools, which is
@@ -153,11 +176,14 @@ class CudaTensorAllocator final
   /// capture may be under way then, and the calling thread would wait for the device in the middle
   /// of it.
   void emptyCache(c10::MempoolId_t pool = {0, 0}) override {
+    pools_.returns().retry();
+    if (is_routing()) {
+      return;
+    }
     if (has_others_) {
       others_->emptyCache(pool);
     }
-    pools_.returns().retry();
-    if (pool == c10::MempoolId_t{0, 0} && !pools_.is_routing()) {
+    if (pool == c10::MempoolId_t{0, 0}) {
       (void)Site::leases().memory().trim_sync();
     }
   }
@@ -309,11 +335,14 @@ class CudaTensorAllocator final
   void beginAllocateToPool(DeviceIndex device,
                            c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override {
+    if constexpr (!marks_captures) {
+      Site::leases().keep_for_capture(Site::frames());
+    }
     if (is_other(device)) {
       others_->beginAllocateToPool(device, pool, std::move(filter));
+      ++other_routes_;
       return;
     }
-    Site::leases().keep_for_capture(Site::frames());
     // Most of the memory that is free now was last used on these two streams.
     for (cudaStream_t const stream : {Site::current_stream(), cudaStream_t{nullptr}}) {
       Site::leases().memory().prepare_capture(stream);
@@ -323,6 +352,7 @@ class CudaTensorAllocator final
   /// @stream waits on the host for memory that was allocated and swapped in during a capture
   void endAllocateToPool(DeviceIndex device, c10::MempoolId_t pool) override {
     if (is_other(device)) {
+      --other_routes_;
       others_->endAllocateToPool(device, pool);
       return;
     }
@@ -366,7 +396,22 @@ class CudaTensorAllocator final
       DeviceIndex device,
       std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> state) override;
   /// Whether allocations may belong to a pool, so that a capture may be under way.
-  [[nodiscard]] bool is_routing() const noexcept { return pools_.is_routing(); }
+  [[nodiscard]] bool is_routing() const noexcept {
+    return pools_.is_routing() || other_routes_.load(std::memory_order_relaxed) != 0;
+  }
+  /// Override functions that newer versions of PyTorch have and call when a capture begins and
+  /// ends.
+  void markCaptureBegin(DeviceIndex device) {
+    Site::leases().keep_for_capture(Site::frames());
+    if (is_other(device)) {
+      mark_capture(*others_, device, true);
+    }
+  }
+  void markCaptureEnd(DeviceIndex device) {
+    if (is_other(device)) {
+      mark_capture(*others_, device, false);
+    }
+  }
 
   // Copies between devices
 
@@ -375,6 +420,7 @@ class CudaTensorAllocator final
     others_->enablePeerAccess(from, to);
     if (!is_other(to)) {
       Site::leases().memory().device().allow_access(from);
+      peers_ |= bit_of(from);
     }
   }
   cudaError_t memcpyAsync(void* to,
@@ -384,33 +430,70 @@ class CudaTensorAllocator final
                           std::size_t bytes,
                           cudaStream_t stream,
                           bool has_peer_access) override {
-    // Without access of one device to the other, `cudaMemcpyAsync` refuses virtual memory.
-    return has_peer_access || to_device == from_device
+    // Without access of one device to the other, `cudaMemcpyAsync` refuses virtual memory. PyTorch
+    // believes in access that `enablePeerAccess` has failed to give.
+    bool const has_access = has_peer_access && (is_other(static_cast<DeviceIndex>(to_device)) ||
+                                                (peers_ & bit_of(from_device)) != 0);
+    return has_access || to_device == from_device
                ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream)
                : cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
   }
 
-  // Functions that are refused
+  // Sharing with other processes (CUDA IPC)
 
-  [[nodiscard]] c10::cuda::CUDACachingAllocator::ShareableHandle
-  shareIpcHandle(void* /*p*/) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false,
-                                "spillway: tensors that may be swapped out cannot be shared with "
-                                "other processes by CUDA "
-                                "IPC. Send a copy in host memory: tensor.cpu().");
-  }
-  [[nodiscard]] std::shared_ptr<void> getIpcDevPtr(std::string /*handle*/) override {
+  /// Moves a storage to memory of the allocator that PyTorch had before, on the same device. It
+  /// stays there and no longer counts toward the limit. Other processes can share it.
+  ///
+  /// @pre    the calling thread has pinned the storage
+  /// @throws c10::NotImplementedError if the storage cannot move; as that allocator
+  void hand_over(c10::StorageImpl& storage) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        false,
-        "spillway: memory of other processes cannot be opened by CUDA IPC while spillway_torch is "
-        "installed for CUDA. Receive a copy in host memory.");
+        !Site::leases().view(storage).is_kept,
+        "spillway: a tensor can be shared with other processes by CUDA IPC only if it can move to "
+        "other memory. This one cannot, since its address is known outside of operations "
+        "(data_ptr, DLPack, a captured graph). Share a copy: tensor.clone()");
+    c10::cuda::CUDAGuard const device{Site::device()};
+    c10::DataPtr memory = fixed(others_->raw_alloc(storage.nbytes()), Site::device().index());
+    C10_CUDA_CHECK(cudaMemcpyAsync(memory.get(),
+                                   storage.data(),
+                                   storage.nbytes(),
+                                   cudaMemcpyDeviceToDevice,
+                                   Site::current_stream()));
+    storage.set_data_ptr_noswap(std::move(memory));
+  }
+  [[nodiscard]] c10::cuda::CUDACachingAllocator::ShareableHandle shareIpcHandle(void* p) override {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !base_of(p),
+        "spillway: memory at ",
+        p,
+        " cannot be shared with other processes by CUDA IPC, since it may be swapped out, or is of "
+        "a private pool or a graph. Share a copy: tensor.clone()");
+    return others_->shareIpcHandle(p);
+  }
+  [[nodiscard]] std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
+    return others_->getIpcDevPtr(std::move(handle));
   }
 
  private:
+  using Other = c10::cuda::CUDACachingAllocator::CUDAAllocator;
+
+  static constexpr bool marks_captures = requires(Base & allocator, DeviceIndex device) {
+    allocator.markCaptureBegin(device);
+  };
+  template <class Allocator>
+  static void mark_capture(Allocator& allocator, DeviceIndex device, bool begins) {
+    if constexpr (marks_captures) {
+      begins ? allocator.markCaptureBegin(device) : allocator.markCaptureEnd(device);
+    }
+  }
+
   struct Checkpoint final : c10::cuda::CUDACachingAllocator::AllocatorState {
     typename Pools::Checkpoint pool;
   };
 
+  [[nodiscard]] static std::uint64_t bit_of(int device) noexcept {
+    return std::uint64_t{1} << (static_cast<unsigned>(device) % 64);
+  }
   [[nodiscard]] static bool is_other(DeviceIndex device) noexcept {
     return device != Site::device().index();
   }
@@ -422,23 +505,45 @@ class CudaTensorAllocator final
       TORCH_CHECK(false, "spillway: ", error.what());
     }
   }
-  [[nodiscard]] static TensorObserver& watch() { return Site::leases().memory().observer(); }
-
-  [[nodiscard]] void* take(std::size_t bytes, cudaStream_t stream) {
-    if (Site::frames().recipe != nullptr) {
-      return allocate_scratch(bytes, stream);
-    }
-    if (pools_.is_routing()) {
-      if (auto const pool = pools_.route(stream)) {
-        return pools_.allocate(
-            *pool, bytes, stream, Site::is_capturing() ? Site::uncaptured_stream() : stream);
+  /// Returns the address and the bytes of the reservation that contains an address.
+  [[nodiscard]] static std::optional<std::pair<void*, std::size_t>> base_of(void* p) {
+    auto const wanted = reinterpret_cast<std::uintptr_t>(p);
+    for (auto const& segment : spillway::snapshot(Site::leases().memory()).segments) {
+      if (wanted - segment.address < segment.size_bytes) {
+        return std::pair{reinterpret_cast<void*>(segment.address), segment.size_bytes};
       }
     }
+    return std::nullopt;
+  }
+  [[nodiscard]] static TensorObserver& watch() { return Site::leases().memory().observer(); }
+
+  void record_theirs(c10::DataPtr const& data, c10::cuda::CUDAStream stream) {
+    // That allocator ignores memory that has another deleter than its own.
+    c10::DataPtr theirs{data.get(), data.get(), others_->raw_deleter(), data.device()};
+    others_->recordStream(theirs, stream);
+    (void)theirs.release_context();
+  }
+  static void free_any(void* p) { Leases::deleter()(p); }
+  [[nodiscard]] static c10::DataPtr fixed(void* p, DeviceIndex device) {
+    return {p, p, &free_any, {c10::DeviceType::CUDA, device}};
+  }
+  [[nodiscard]] std::optional<PoolId> route(cudaStream_t stream) const {
+    return pools_.is_routing() ? pools_.route(stream) : std::nullopt;
+  }
+  [[nodiscard]] void* take_from(PoolId pool, std::size_t bytes, cudaStream_t stream) {
+    return pools_.allocate(
+        pool, bytes, stream, Site::is_capturing() ? Site::uncaptured_stream() : stream);
+  }
+  [[nodiscard]] void* take(std::size_t bytes, cudaStream_t stream) {
     return Site::leases().allocate_raw(bytes, stream, [this] { return pools_.lend() != 0; });
   }
 
-  c10::cuda::CUDACachingAllocator::CUDAAllocator* others_;
+  Other* others_;
+  std::shared_ptr<Other> owner_of_others_;  // null if it is PyTorch's
   bool has_others_ = false;
+  std::atomic<int> other_routes_{0};  // allocations to pools of other devices that have begun
+  std::atomic<std::uint64_t> peers_{
+      0};  // a bit for each device that may access this device's memory
   Pools pools_;
   RecipeScratch<typename Leases::Allocator> scratch_;
   CudaHistory history_;
@@ -446,16 +551,14 @@ class CudaTensorAllocator final
 
 template <class Site>
 void* CudaTensorAllocator<Site>::getBaseAllocation(void* p, std::size_t* size) {
-  auto const wanted = reinterpret_cast<std::uintptr_t>(p);
-  for (auto const& segment : spillway::snapshot(Site::leases().memory()).segments) {
-    if (wanted - segment.address < segment.size_bytes) {
-      if (size != nullptr) {
-        *size = segment.size_bytes;
-      }
-      return reinterpret_cast<void*>(segment.address);
-    }
+  auto const base = base_of(p);
+  if (!base) {
+    return others_->getBaseAllocation(p, size);
   }
-  return others_->getBaseAllocation(p, size);
+  if (size != nullptr) {
+    *size = base->second;
+  }
+  return base->first;
 }
 
 template <class Site>
@@ -514,7 +617,7 @@ CudaTensorAllocator<Site>::snapshot(c10::MempoolId_t pool, bool include_traces) 
   info.device_traces.resize(std::max(info.device_traces.size(), place + 1));
   if (pool != c10::MempoolId_t{0, 0}) {
     for (auto const& piece : pools_.pieces(pool)) {
-      info.segments.push_back(as_torch::pool_segment(piece, device));
+      info.segments.push_back(as_torch::pool_segment(piece, device, piece.bytes));
     }
     return info;
   }
@@ -563,7 +666,11 @@ template <class Site>
 c10::cuda::CUDACachingAllocator::CheckpointDelta CudaTensorAllocator<Site>::setCheckpointPoolState(
     DeviceIndex device, std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> state) {
   if (is_other(device)) {
-    return others_->setCheckpointPoolState(device, std::move(state));
+    auto delta = others_->setCheckpointPoolState(device, std::move(state));
+    for (c10::DataPtr& data : delta.dataptrs_allocd) {
+      data = fixed(data.release_context(), device);
+    }
+    return delta;
   }
   auto const* const checkpoint = dynamic_cast<Checkpoint const*>(state.get());
   TORCH_CHECK_VALUE(checkpoint != nullptr, "spillway: this state is not one of this allocator");
@@ -571,8 +678,7 @@ c10::cuda::CUDACachingAllocator::CheckpointDelta CudaTensorAllocator<Site>::setC
   rethrow_as_torch(
       [&] { delta.ptrs_freed = pools_.restore(checkpoint->pool, Site::current_stream()); });
   for (auto const& live : checkpoint->pool.live) {
-    delta.dataptrs_allocd.emplace_back(
-        live.address, live.address, Leases::deleter(), Site::device());
+    delta.dataptrs_allocd.push_back(fixed(live.address, device));
   }
   return delta;
 }

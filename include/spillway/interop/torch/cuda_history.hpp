@@ -96,7 +96,36 @@ segment(MemorySnapshot::Segment const& from, c10::DeviceIndex device, Contexts c
   return to;
 }
 
-/// Converts a segment, of which each piece of a private pool becomes a segment of its own.
+/// Converts a piece of a private pool, which becomes a segment of its own.
+///
+/// @param bytes    the bytes that the piece takes up
+/// @param context  of the allocation, or null
+template <class Piece>
+c10::CachingDeviceAllocator::SegmentInfo
+pool_segment(Piece const& from,
+             c10::DeviceIndex device,
+             std::size_t bytes,
+             std::shared_ptr<c10::GatheredContext> context = nullptr) {
+  bool const is_live = from.requested_bytes != 0;
+  c10::CachingDeviceAllocator::SegmentInfo to;
+  to.device = device;
+  to.address = reinterpret_cast<std::size_t>(from.address);
+  to.total_size = bytes;
+  to.requested_size = from.requested_bytes;
+  to.allocated_size = to.active_size = is_live ? bytes : 0;
+  to.stream = from.stream;
+  to.is_large = from.bytes > largest_small_bytes;
+  to.owner_private_pool_id = from.pool;
+  c10::CachingDeviceAllocator::BlockInfo piece;
+  piece.size = bytes;
+  piece.requested_size = from.requested_bytes;
+  piece.allocated = piece.active = is_live;
+  piece.context_when_allocated = is_live ? std::move(context) : nullptr;
+  to.blocks.push_back(std::move(piece));
+  return to;
+}
+
+/// Converts a segment to several: each piece of a private pool in it becomes a segment of its own.
 ///
 /// @param pieces  of all pools, by address
 template <class Piece>
@@ -105,55 +134,23 @@ void add_segments(MemorySnapshot::Segment const& from,
                   c10::DeviceIndex device,
                   Contexts const& contexts,
                   std::vector<c10::CachingDeviceAllocator::SegmentInfo>& to) {
-  MemorySnapshot::Segment part{from.address};
-  auto const end_part = [&] {
+  MemorySnapshot::Segment part{from.address};  // since the last piece
+  auto const end_part = [&](std::uintptr_t next) {
     if (part.size_bytes != 0) {
       to.push_back(segment(part, device, contexts));
     }
-    part = {part.address + part.size_bytes};
+    part = {next};
   };
   for (MemorySnapshot::Block const& block : from.blocks) {
-    auto const found = pieces.find(block.address);
-    if (found != pieces.end()) {
-      end_part();
+    if (auto const found = pieces.find(block.address); found != pieces.end()) {
+      end_part(block.address + block.size_bytes);
+      to.push_back(pool_segment(found->second, device, block.size_bytes, contexts.find(block.id)));
+    } else {
+      part.blocks.push_back(block);
+      part.size_bytes += block.size_bytes;
     }
-    part.blocks.push_back(block);
-    part.size_bytes += block.size_bytes;
-    if (found == pieces.end()) {
-      continue;
-    }
-    Piece const& piece = found->second;
-    MemorySnapshot::Block& own = part.blocks.back();
-    own.requested_bytes = piece.requested_bytes;
-    if (piece.requested_bytes == 0) {
-      own.state = MemorySnapshot::State::free;
-    }
-    end_part();
-    to.back().owner_private_pool_id = piece.pool;
-    to.back().stream = piece.stream;
   }
-  end_part();
-}
-
-/// Converts a piece of a private pool, which becomes a segment of its own.
-template <class Piece>
-c10::CachingDeviceAllocator::SegmentInfo pool_segment(Piece const& from, c10::DeviceIndex device) {
-  bool const is_live = from.requested_bytes != 0;
-  c10::CachingDeviceAllocator::SegmentInfo to;
-  to.device = device;
-  to.address = reinterpret_cast<std::size_t>(from.address);
-  to.total_size = from.bytes;
-  to.requested_size = from.requested_bytes;
-  to.allocated_size = to.active_size = is_live ? from.bytes : 0;
-  to.stream = from.stream;
-  to.is_large = from.bytes > largest_small_bytes;
-  to.owner_private_pool_id = from.pool;
-  c10::CachingDeviceAllocator::BlockInfo piece;
-  piece.size = from.bytes;
-  piece.requested_size = from.requested_bytes;
-  piece.allocated = piece.active = is_live;
-  to.blocks.push_back(std::move(piece));
-  return to;
+  end_part(0);
 }
 
 /// Converts the changes, oldest first. Swapping out is shown as freeing a block, swapping in as

@@ -31,6 +31,8 @@ class HeldStorages {
     for_each_part(tensor, [this](at::Tensor const& part, bool) { add(part.storage()); });
   }
   void add(c10::Storage storage) {
+    // A reference to other memory, such as that of a private pool, would only delay its end. CUDA
+    // graph trees reuse the memory of inputs that have ended.
     if (Site::Leases::is_ours(*storage.unsafeGetStorageImpl())) {
       storages_.push_back(std::move(storage));
     }
@@ -43,18 +45,14 @@ class HeldStorages {
     if (Site::state() == nullptr || hold_) {
       return;
     }
-    Operands operands = named();
+    Operands operands;
+    for (c10::Storage const& storage : storages_) {
+      operands.push_back({storage.unsafeGetStorageImpl(), nullptr, {/*keeps=*/false, may_write_}});
+    }
     typename Hook::Frame frame;
     call_.emplace();
     frame.enter_named(operands);
     hold_.emplace(/*is_kernel=*/!may_write_);
-    // Memory of private pools never leaves. References to it would only delay its end, and CUDA
-    // graph trees reuse the memory of inputs that have ended.
-    if (std::erase_if(storages_, [](c10::Storage const& storage) {
-          return Site::Leases::is_unseen(*storage.unsafeGetStorageImpl());
-        }) != 0) {
-      operands = named();
-    }
     operands_ = std::move(operands);
   }
   void exit() { hold_.reset(); }
@@ -69,14 +67,6 @@ class HeldStorages {
   }
 
  private:
-  [[nodiscard]] Operands named() const {
-    Operands operands;
-    for (c10::Storage const& storage : storages_) {
-      operands.push_back({storage.unsafeGetStorageImpl(), nullptr, {/*keeps=*/false, may_write_}});
-    }
-    return operands;
-  }
-
   bool may_write_;
   std::vector<c10::Storage> storages_;
   Operands operands_;
