@@ -5,6 +5,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 
 # Workspaces of cuBLAS count against the limit and never leave. On an H100 they have 32 MiB for each thread and stream by
 # default. Set before PyTorch is imported, and inherited by the processes that tests start.
@@ -129,14 +130,21 @@ def stand_in():
 @pytest.fixture
 def takes_the_place_early(stand_in):
     """A function that allocates and writes 20 MiB while the stream `side` is stalled. Returns whether the write ends before
-    the stream is resumed."""
-    def ask(side):
+    the stream is resumed: after a while, or with `waits` as late as needed, so that a busy machine changes nothing."""
+    def ask(side, waits=False):
         host = torch.zeros(20 << 18, dtype=torch.int32).pin_memory()
         z = torch.empty_like(host, device="cuda")
         z.copy_(host, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        is_early = any(done.query() for _ in range(200_000))
+        if waits:
+            gives_up = threading.Timer(100, stand_in.spillway_fake_resume)
+            gives_up.start()
+            done.synchronize()
+            is_early = gives_up.is_alive()
+            gives_up.cancel()
+        else:
+            is_early = any(done.query() for _ in range(200_000))
         stand_in.spillway_fake_resume()
         side.synchronize()
         return is_early
