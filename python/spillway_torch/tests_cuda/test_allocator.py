@@ -138,7 +138,7 @@ def test_an_allocation_that_cannot_fit_is_pytorchs_error(make):
     seen = []
     torch._C._cuda_attach_out_of_memory_observer(lambda *what: seen.append(what))
 
-    with pytest.raises(torch.OutOfMemoryError, match="capacity 33554432"):
+    with pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory. spillway: .* capacity 33554432"):
         torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
 
     assert torch.cuda.memory_stats()["num_ooms"] == before + 1

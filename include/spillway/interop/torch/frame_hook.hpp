@@ -595,9 +595,9 @@ class FrameHook {
     try {
       return act();
     } catch (OutOfDeviceMemory const& error) {
-      TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+      TORCH_CHECK_WITH(OutOfMemoryError, false, out_of_memory(Site::device()), error.what());
     } catch (OutOfHostMemory const& error) {
-      TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+      TORCH_CHECK_WITH(OutOfMemoryError, false, out_of_memory(Site::device()), error.what());
     } catch (DeviceError const& error) {
       TORCH_CHECK(false, error.what());
     } catch (FileTierError const& error) {

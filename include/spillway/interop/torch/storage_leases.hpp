@@ -29,6 +29,7 @@
 
 #include <ATen/core/Generator.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/macros/Macros.h>
 #include <c10/util/Exception.h>
@@ -59,6 +60,13 @@ struct RecipeExtension {
   std::chrono::nanoseconds cost{};
   Make make{};
 };
+
+/// How messages of PyTorch's own allocators begin when there is no memory. Programs look for these
+/// words, for example to go on with smaller batches (accelerate, Lightning).
+[[nodiscard]] inline char const* out_of_memory(c10::Device device) noexcept {
+  return device.is_cuda() ? "CUDA out of memory. "
+                          : "CPU out of memory. DefaultCPUAllocator: can't allocate memory. ";
+}
 
 /// Small entries that the latest operations of one thread have used, oldest first. They stay
 /// resident for a while; see `ReadingSite`. The lists of all threads form a ring, so that a thread
@@ -1474,7 +1482,7 @@ void StorageLeases<Site>::throw_out_of_memory(Frames& frames,
   } else {
     report_out_of_memory(bytes);
   }
-  TORCH_CHECK_WITH(OutOfMemoryError, false, refusal.why, held);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, out_of_memory(Site::device()), refusal.why, held);
 }
 
 template <class Site>
