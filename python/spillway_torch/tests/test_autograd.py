@@ -240,3 +240,21 @@ def test_copies_that_others_operations_make_stay_where_they_are(lms, namespace):
     copies[0] += 1  # an operation has used it, so it may be evicted like any tensor
     lms.evict()
     assert lms.is_away(copies[0]) and copies[0][999].item() == 1000
+
+
+def test_anothers_operation_may_change_a_view_that_was_made_without_gradients(lms):
+    library = torch.library.Library("spillway_views", "FRAGMENT")
+    _libraries.append(library)
+    library.define("add_(Tensor(a!) x, Tensor y) -> Tensor(a!)")
+    library.impl("add_", lambda x, y: x.add_(y), "CPU")
+    weight = torch.ones(1000, requires_grad=True)
+    base = weight * 2
+    with torch.no_grad():
+        view = base.view(10, 100)
+        lms.evict()
+        changed = torch.ops.spillway_views.add_(view, torch.ones(100))
+    lms.evict()
+
+    assert (base == 3).all() and changed is view
+    base.sum().backward()
+    assert (weight.grad == 2).all()

@@ -23,6 +23,7 @@
 #include <ATen/core/TensorBase.h>
 #include <ATen/record_function.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -140,8 +141,11 @@ class NativeNodes {
       }
     };
     for (at::Tensor const& result : results) {
-      if (result.defined()) {
-        visit(result.grad_fn());
+      try {
+        visit(result.defined() ? result.grad_fn() : nullptr);
+      } catch (c10::Error const&) {  // NOLINT(bugprone-empty-catch)
+        // PyTorch refuses to tell the node of a view that was made without gradients and has been
+        // changed since. No node of this call leads to it.
       }
     }
     while (!left.empty()) {
