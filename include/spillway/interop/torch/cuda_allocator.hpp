@@ -116,8 +116,11 @@ class CudaTensorAllocator final
     if (is_other(c10::cuda::current_device())) {
       return others_->raw_alloc_with_stream(bytes, stream);
     }
-    if (bytes == 0 || Site::frames().recipe != nullptr) {
-      return bytes == 0 ? nullptr : allocate_scratch(bytes, stream);
+    if (bytes == 0) {
+      return nullptr;
+    }
+    if (Site::frames().recipe != nullptr) {
+      return allocate_scratch(bytes, stream);
     }
     auto const pool = route(stream);
     return pool ? take_from(*pool, bytes, stream) : take(bytes, stream);
@@ -541,9 +544,8 @@ class CudaTensorAllocator final
   Other* others_;
   std::shared_ptr<Other> owner_of_others_;  // null if it is PyTorch's
   bool has_others_ = false;
-  std::atomic<int> other_routes_{0};  // allocations to pools of other devices that have begun
-  std::atomic<std::uint64_t> peers_{
-      0};  // a bit for each device that may access this device's memory
+  std::atomic<int> other_routes_{0};     // allocations to pools of other devices that have begun
+  std::atomic<std::uint64_t> peers_{0};  // a bit for each device that may access this one
   Pools pools_;
   RecipeScratch<typename Leases::Allocator> scratch_;
   CudaHistory history_;
