@@ -120,4 +120,15 @@ TEST_SUITE("defrag_arena") {
     CHECK(refused > 2);
     CHECK(partly != 0);
   }
+
+  TEST_CASE("DefragArena: small steps do not lead to more reservations than there can be") {
+    testing::SteppedSimApi device{{.capacity_bytes = 64_MiB}};
+    DefragArena<testing::SteppedSimApi> arena{
+        device,
+        {.capacity_bytes = 64_MiB, .initial_bytes = 0, .growth_bytes = 0, .bounce_bytes = 0}};
+    CHECK(arena.growth_for(256).bytes == 2_KiB);
+    arena.set_capacity(8_MiB);
+    CHECK(arena.growth_for(256).bytes == 2_KiB);
+    CHECK(arena.growth_for(4_KiB).bytes == 4_KiB);
+  }
 }

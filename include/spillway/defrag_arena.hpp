@@ -169,9 +169,10 @@ class DefragArena {
   /// Returns the segment to reserve next so that `bytes` fit; a segment of 0 bytes if the capacity
   /// does not allow that.
   ///
-  /// With `grows_in_place` the segment is the beginning of the lowest hole that would give a free
-  /// range of `bytes`. If no hole does, it is a part of the lowest hole, which compaction can join
-  /// with free ranges elsewhere.
+  /// Without `grows_in_place` the segment has at least 1/32768 of the largest capacity, so that
+  /// there are not too many. With it the segment is the beginning of the lowest hole that would
+  /// give a free range of `bytes`. If no hole does, it is a part of the lowest hole, which
+  /// compaction can join with free ranges elsewhere.
   /// @cost O(1) when the capacity is reached; else, with `grows_in_place`, O(ranges)
   [[nodiscard]] Segment growth_for(std::size_t bytes) const noexcept {
     std::size_t const left = capacity_bytes() - std::min(capacity_bytes(), reserved_bytes_);
@@ -179,7 +180,8 @@ class DefragArena {
       return {};
     }
     if (!memory_.is_one_line()) {
-      std::size_t const wanted = std::max(bytes, options_.growth_bytes);
+      std::size_t const wanted =
+          std::max({bytes, options_.growth_bytes, most_bytes_ / most_reservations});
       return {nullptr, wanted >= left ? left : granules(wanted) * granule_bytes, {}};
     }
     std::uint32_t const hole = hole_for(bytes, left);
@@ -523,6 +525,9 @@ class DefragArena {
       map_.punch(map_.list().front(0), 0, count);
     }
   }
+  // There can be no more than 65535 segments, whose numbers have 16 bits.
+  static constexpr std::size_t most_reservations = 0x8000;
+
   static ArenaOptions checked(ArenaOptions options) {
     options.capacity_bytes &= ~(granule_bytes - 1);
     options.bounce_bytes &= ~(granule_bytes - 1);
@@ -533,7 +538,8 @@ class DefragArena {
   }
 
   /// Returns the size of the address range of an arena that grows in place: eight times its memory,
-  /// so that pieces that were freed apart from each other can be mapped side by side elsewhere.
+  /// so that pieces that were freed apart from each other can be mapped side by side elsewhere, but
+  /// no more than 512 GiB, unless its memory is larger.
   [[nodiscard]] static std::size_t line_bytes(std::size_t most_bytes) noexcept {
     constexpr std::size_t longest = (detail::RangeList::line_granules >> 1U) * granule_bytes;
     return std::max(most_bytes, std::min(8 * most_bytes, longest));

@@ -80,15 +80,15 @@ class DeviceAllocator {
   static constexpr bool keeps_addresses = StableAddressArena<ArenaOf<Policies>>;
 
   struct Options {
-    /// The most device memory to use, which `set_capacity` lowers. 0: nine tenths of what the
-    /// device has free now.
+    /// The most device memory to use, which `set_capacity` lowers: 256 bytes or more, and with
+    /// `DefragArena` less than 1 TiB. 0: nine tenths of what the device has free now.
     std::size_t capacity_bytes = 0;
     /// The part of the capacity that the constructor takes from the device; the rest is taken when
     /// it is needed. Default: all of it.
     std::size_t initial_bytes = std::numeric_limits<std::size_t>::max();
-    /// The least that is taken from the device when more memory is needed. 0: as much as is needed,
-    /// rounded up to 2 MiB.
-    std::size_t growth_bytes = 0;
+    /// The least that is taken from the device when more memory is needed, if the capacity leaves
+    /// as much.
+    std::size_t growth_bytes = ArenaOptions{}.growth_bytes;
     /// True: all memory that is ever taken is mapped into one range of addresses, so that it can
     /// grow and shrink in place. Needs a device with virtual memory; see `ArenaOptions`.
     bool grows_in_place = false;
@@ -121,8 +121,9 @@ class DeviceAllocator {
 
   /// Makes an allocator on `device`, which is not owned and must outlive the allocator.
   ///
-  /// @throws OutOfDeviceMemory if the initial reservation does not fit, ContractViolation for
-  ///         options that contradict each other, FileTierError, DeviceError
+  /// @throws OutOfDeviceMemory if the initial reservation does not fit, OutOfHostMemory if
+  ///         `initial_pinned_bytes` cannot be pinned, ContractViolation for options that contradict
+  ///         each other, FileTierError, DeviceError
   explicit DeviceAllocator(device_type& device, Options options = {})
       : DeviceAllocator{nullptr, &device, std::move(options)} {}
 
@@ -187,11 +188,15 @@ class DeviceAllocator {
   ///
   /// @param access  with `write` the holder promises to overwrite all bytes that are read later:
   ///                the old bytes are not swapped in, and their copy on the host becomes invalid
-  /// @throws ContractViolation for an unknown block, or if something would have to be enqueued on a
-  ///         stream that is being captured into a graph; OutOfDeviceMemory, OutOfHostMemory,
-  ///         DeviceError, FileTierError. No lease is held then and no byte is lost.
+  /// @throws ContractViolation for an unknown block, for a stream as `mark` refuses it, for reading
+  ///         an unwritten block where the device checks that, or if something would have to be
+  ///         enqueued on a stream that is being captured into a graph; OutOfDeviceMemory,
+  ///         OutOfHostMemory, std::bad_alloc, DeviceError, FileTierError. No lease is held then and
+  ///         no byte is lost.
   /// @stream orders `stream` after earlier uses that conflict: writes before a read, all uses
-  ///         before a write. Makes no device call for uses on the same stream. Does not wait.
+  ///         before a write. Makes no device call for uses on the same stream. Does not wait for
+  ///         the device. If leases of other threads leave no room, waits for the end of one, for at
+  ///         most `PagerOptions::lease_wait`.
   /// @cost   O(1) for a resident block
   [[nodiscard]] lease_type acquire(BlockId id, Access access, stream_type stream) {
     LeaseRequest const request{id, access};
@@ -348,6 +353,8 @@ class DeviceAllocator {
   ///             learns about the codec is used for all blocks of the tag
   /// @throws ContractViolation if the block is unknown; std::bad_alloc; OutOfDeviceMemory and
   ///         DeviceError, if the codec works in device memory. The block is then as it was
+  /// @stream enqueues nothing; may wait on the host for work that uses the memory in which codecs
+  ///         of the device work, if this codec needs more of it than others did
   template <Codec C>
   void set_codec(BlockId id, std::uint64_t tag = 0) {
     Call const call{*this};
@@ -420,7 +427,8 @@ class DeviceAllocator {
   }
 
   /// Makes blocks that are swapped out from now on go to `tier` of the host pool, or to a slower
-  /// tier. Bytes that lie in faster tiers stay there: see `trim_host_sync`.
+  /// tier. Bytes that lie in faster tiers stay there: see `trim_host_sync`. If the pool has neither
+  /// this tier nor a slower one, no more blocks can be swapped out.
   void set_first_host_tier(HostTier tier);
 
   /// Empties the tiers that are faster than the one of `set_first_host_tier`, and gives the host
@@ -456,7 +464,7 @@ class DeviceAllocator {
   /// capture, hold them until the graph has run for the last time, and during the capture release
   /// no lease that was acquired on `stream`.
   ///
-  /// @throws DeviceError
+  /// @throws DeviceError; ContractViolation if `stream` is being captured already, or as `mark`
   void prepare_capture(stream_type stream) {
     Elsewhere const call{monitor_};
     order_.record(index_of(stream));
@@ -464,7 +472,8 @@ class DeviceAllocator {
 
   /// Returns a fence that stands for all work enqueued on `stream` so far, for `order_after`.
   ///
-  /// @throws ContractViolation if too many streams are in use (see `StreamOrder`); DeviceError
+  /// @throws ContractViolation if too many streams are in use (see `StreamOrder`), or if the handle
+  ///         means another stream in every thread (`cudaStreamPerThread`); DeviceError
   /// @cost   no device call, unless the stream is used for the first time
   [[nodiscard]] Fence mark(stream_type stream) {
     Elsewhere const call{monitor_};
@@ -501,8 +510,8 @@ class DeviceAllocator {
   /// Must be called before a stream is destroyed on which leases were acquired, unless the stream
   /// is from `create_stream`. No lease that was acquired on it may still be held.
   ///
-  /// @throws DeviceError if what was done on the stream cannot be recorded; the stream must then
-  ///         live on
+  /// @throws DeviceError if what was done on the stream cannot be recorded, ContractViolation if
+  ///         the stream is being captured; the stream must then live on
   /// @stream does not wait for the stream
   void retire_stream(stream_type stream);
 

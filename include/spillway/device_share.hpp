@@ -103,7 +103,9 @@ class DeviceShare {
   /// this program. `memory` is not owned and must outlive this object.
   ///
   /// @throws ContractViolation if the other programs share another capacity, or are promised so
-  ///         much that `least_bytes` are not left; std::system_error if the file cannot be used;
+  ///         much that `least_bytes` are not left; if the weight is not positive; if the file has
+  ///         other contents or 64 programs share it already; std::system_error if the file cannot
+  ///         be used, for example because it is a symbolic link;
   ///         OutOfDeviceMemory if the others do not give up what this program is promised, or if
   ///         its leases hold more than that; and as `update`
   DeviceShare(Memory& memory, ShareOptions options)

@@ -25,7 +25,7 @@
 #include <nvcomp/lz4.h>
 #include <nvcomp/version.h>
 
-#if NVCOMP_VER_MAJOR < 5
+#if NVCOMP_VER_MAJOR < 5 || (NVCOMP_VER_MAJOR == 5 && NVCOMP_VER_MINOR < 1)
 #  error "spillway: codecs by nvCOMP need version 5.1 of it or a newer one"
 #endif
 

@@ -12,7 +12,8 @@ namespace spillway {
 ///
 /// Converts to the device's `stream_type`, so it can be passed wherever a stream is wanted. Leases
 /// that were acquired on it must end before it is destroyed, and it must be destroyed before its
-/// allocator. Work that has been enqueued on it still runs.
+/// allocator. Work that has been enqueued on it still runs. If the allocator cannot retire it (see
+/// `retire_stream`), the stream is not destroyed.
 ///
 /// Threads  thread-compatible; the device's stream may be used by several threads, as in CUDA.
 template <class Allocator>

@@ -85,7 +85,8 @@ class SwappableBuffer {
   /// @throws as `DeviceAllocator::acquire`: OutOfDeviceMemory, OutOfHostMemory, DeviceError,
   ///         FileTierError, and ContractViolation for a stream that is being captured; the block
   ///         keeps its contents
-  /// @stream  orders `stream` after earlier conflicting uses of the block; does not wait
+  /// @stream  orders `stream` after earlier conflicting uses of the block; waits as
+  ///         `DeviceAllocator::acquire`
   /// @cost    O(1) when the block is resident; else what making room and one swap-in cost
   template <Access access>
     requires(access == Access::read)

@@ -145,9 +145,10 @@ class SwappableTensor {
   ///
   /// @param stream  work enqueued there until the lease ends may use the elements
   /// @throws as `DeviceAllocator::acquire`: OutOfDeviceMemory, OutOfHostMemory, DeviceError,
-  ///         FileTierError, and ContractViolation for a stream that is being captured; the tensor
-  ///         keeps its elements
-  /// @stream  orders `stream` after earlier conflicting uses of the tensor; does not wait
+  ///         FileTierError, and ContractViolation for a stream that is being captured or if the
+  ///         tensor is empty; the tensor keeps its elements
+  /// @stream  orders `stream` after earlier conflicting uses of the tensor; waits as
+  ///         `DeviceAllocator::acquire`
   /// @cost    O(1) when the tensor is resident; else what making room and one swap-in cost
   template <Access access>
     requires(access == Access::read)

@@ -48,7 +48,8 @@ concept BlockLease =
 // clang-format on
 
 /// Owns blocks and moves them between the device and host swap: all that `SwappableBuffer` and
-/// `SwappableTensor` ask of an allocator.
+/// `SwappableTensor` ask of an allocator, except that their functions `set_codec` and `set_recipe`
+/// call those of the allocator, which it need not have.
 ///
 /// Given `p` of type `P`, `n` bytes, stream `s`, block `id`, access `a`, requests `r`, host memory
 /// `h` and the address `d` of a leased block:

@@ -90,15 +90,15 @@ struct Tally {
 ///
 /// Bytes are rounded up to the arena's granule unless the name says `requested`.
 struct Stats {
-  BlockGauge allocated;              ///< blocks that exist, wherever their bytes are
-  Gauge requested_bytes;             ///< the same blocks, before rounding
-  BlockGauge resident;               ///< blocks with a device range
-  BlockGauge leased;                 ///< resident blocks with at least one lease
-  std::uint64_t reserved_bytes = 0;  ///< taken from the device
-  std::uint64_t peak_reserved_bytes = 0;
-  std::uint64_t capacity_bytes = 0;  ///< the most that may be reserved
-  std::uint64_t free_bytes = 0;      ///< free inside the reservation
-  std::uint64_t largest_free_bytes = 0;
+  BlockGauge allocated;                   ///< blocks that exist, wherever their bytes are
+  Gauge requested_bytes;                  ///< the same blocks, before rounding
+  BlockGauge resident;                    ///< blocks with a device range
+  BlockGauge leased;                      ///< resident blocks with at least one lease
+  std::uint64_t reserved_bytes = 0;       ///< taken from the device
+  std::uint64_t peak_reserved_bytes = 0;  ///< the most that were reserved at once
+  std::uint64_t capacity_bytes = 0;       ///< the most that may be reserved
+  std::uint64_t free_bytes = 0;           ///< free inside the reservation
+  std::uint64_t largest_free_bytes = 0;   ///< the largest free range
 
   Tally swap_outs;  ///< copies to the host pool, with or without giving up the range
   Tally swap_ins;   ///< copies back
@@ -119,11 +119,11 @@ struct Stats {
   std::uint64_t prefetch_wasted = 0;  ///< prefetched blocks that left or died unused
   std::uint64_t steps = 0;            ///< calls of `begin_step`
 
-  std::uint64_t compaction_passes = 0;
-  Tally moves;  ///< blocks moved inside the device
+  std::uint64_t compaction_passes = 0;  ///< passes that moved blocks, or tried to
+  Tally moves;                          ///< blocks moved inside the device
 
   std::uint64_t host_waits = 0;  ///< times a call waited on the host for the device or for a lease
-  std::uint64_t host_wait_ns = 0;
+  std::uint64_t host_wait_ns = 0;   ///< how long these waits took together, on the device's clock
   std::uint64_t out_of_memory = 0;  ///< `OutOfDeviceMemory` thrown
 
   [[nodiscard]] std::uint64_t inactive_bytes() const noexcept {

@@ -66,7 +66,8 @@ class LeasedMemory {
 
   /// @param size_bytes  0 gives null
   /// @param alignment   a power of two; above 256 it costs `alignment` - 256 bytes more
-  /// @throws OutOfDeviceMemory, DeviceError, ContractViolation; nothing is left behind
+  /// @throws as `DeviceAllocator::acquire`, and ContractViolation if `alignment` is no power of two
+  ///         or the sum of size and alignment overflows; nothing is left behind
   /// @stream the memory may be used by work that is enqueued on `stream` from now on; does not wait
   [[nodiscard]] void* allocate(std::size_t size_bytes, std::size_t alignment, stream_type stream);
 
@@ -84,6 +85,8 @@ class LeasedMemory {
 
   /// As `deallocate`, for memory that no unfinished work uses, except for work on the stream it was
   /// allocated on.
+  ///
+  /// @throws ContractViolation naming the address if it is not allocated
   void deallocate_sync(void* memory);
 
   [[nodiscard]] std::size_t allocation_count() const;

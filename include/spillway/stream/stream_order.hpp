@@ -100,17 +100,21 @@ class StreamOrder {
   /// that is enqueued after this call.
   ///
   /// Under memory pressure this lets a copy start before the work that was enqueued since.
+  ///
+  /// @throws DeviceError; ContractViolation if `stream` is being captured into a graph
   void record(StreamIndex stream);
 
-  /// Asks the device whether everything in `fence` has finished. Does not wait.
+  /// Asks the device whether everything in `fence` has finished. Does not wait. @throws DeviceError
   [[nodiscard]] bool is_complete(Fence const& fence);
 
-  /// Waits on the host until everything in `fence` has finished.
+  /// Waits on the host until everything in `fence` has finished. @throws DeviceError
   void synchronize(Fence const& fence);
 
   /// Forgets `stream` so that its owner may destroy it; points marked on it stay valid.
   ///
   /// Waits for threads that are recording an event on it at this moment, but not for the device.
+  ///
+  /// @throws as `record`; the stream is then still known
   void retire(stream_type stream);
 
  private:

@@ -199,7 +199,6 @@ struct Bindings {
     m.def("set_limit", &set_limit, release());
     m.def("limit", [] { return installed().limit(); });
     m.def("share", &share, release());
-    m.def("is_shared", [] { return Site::is_ready() && installed().leases.is_shared(); });
     m.def(
         "leave_share", [] { installed().leases.leave_share(); }, release());
     m.def(

@@ -133,8 +133,6 @@ def set_lms_limit(limit):
     limit = _bytes(limit, "set_lms_limit", "limit")
     with _lock:
         if _C.is_installed():
-            if _C.is_shared():
-                raise RuntimeError("spillway_tf.set_lms_limit(): the device is shared, and the limit is this process' share")
             _C.set_limit(limit)
         else:
             _limit_before_install = limit

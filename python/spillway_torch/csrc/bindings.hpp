@@ -208,7 +208,6 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def("set_limit", &Support::set_limit, WithoutLock());
   m.def("limit", &Support::limit);
   m.def("share", &share, WithoutLock());
-  m.def("is_shared", &Support::is_shared);
   m.def("leave_share", &Support::leave_share, WithoutLock());
   m.def(
       "share_members",

@@ -147,8 +147,6 @@ def set_limit_lms(limit):
     limit = _bytes(limit, "set_limit_lms", "limit")
     with _lock:
         if _C.is_installed():
-            if _C.is_shared():
-                raise RuntimeError("spillway_torch.set_limit_lms(): the device is shared, and the limit is this process' share")
             _C.set_limit(limit)
         else:
             _limit_before_install = limit

@@ -59,9 +59,13 @@ def run(arguments, plan):
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     import spillway_torch
-    for name in ("install", "set_enabled_lms", "set_limit_lms"):  # the step is recorded at full memory
+    # The step is recorded at full memory, without swapping. Calls that return numbers must return some.
+    for name in ("install", "set_enabled_lms", "set_limit_lms", "set_codec", "share"):
         setattr(spillway_torch, name, lambda *_, **__: None)
-    # There are no statistics then, but a program that reads them must get numbers.
+    for name in ("park", "wake", "reclaim_inactive", "empty_cache"):
+        setattr(spillway_torch, name, lambda *_, **__: 0)
+    for name in ("page", "chunk"):
+        setattr(spillway_torch, name, lambda model, *_, **__: model.eval().requires_grad_(False))
     spillway_torch.memory_stats = lambda *_, **__: collections.defaultdict(int)
     steps = StepRecorder(plan, arguments.step)
     register_optimizer_step_post_hook(steps.after_step)

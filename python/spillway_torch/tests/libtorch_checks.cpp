@@ -272,8 +272,10 @@ void the_device_can_be_shared(std::filesystem::path const& folder) {
   options.least_bytes = 8_MiB;
   Support::share(options);
   CHECK(Support::is_shared() && Support::share_members().size() == 1);
+  CHECK(has(error_of([] { Support::set_limit(limit / 2); }), "the device is shared"));
   Support::leave_share();
   CHECK(!Support::is_shared());
+  Support::set_limit(limit);
 }
 
 /// Objects with static storage are destroyed after the main thread's thread-local variables.

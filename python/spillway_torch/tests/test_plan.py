@@ -203,6 +203,34 @@ raise RuntimeError("because a step failed")
     assert done.stdout.count("Peak: ") == 1 and "went on 3" in done.stdout and (tmp_path / "step.csv").exists()
 
 
+def test_a_program_may_call_all_functions_of_the_module(tmp_path):
+    program = tmp_path / "calls.py"
+    program.write_text(SMALL + """
+spillway_torch.install(limit="64MiB")
+spillway_torch.set_enabled_lms(True)
+spillway_torch.share("/no/such/folder/table")
+spillway_torch.set_limit_lms("32MiB")
+spillway_torch.set_size_lms("4KiB")
+spillway_torch.set_recompute(True)
+spillway_torch.set_codec("lossless")
+spillway_torch.set_codec("lossless", for_=model.parameters())
+spillway_torch.keep(model)
+spillway_torch.page(torch.nn.Linear(8, 8))
+spillway_torch.chunk(torch.nn.Linear(8, 8), 1 << 20)
+for i in range(4):
+    spillway_torch.begin_step()
+    with spillway_torch.hold(model):
+        step(model, optimizer)
+    assert spillway_torch.park() + spillway_torch.wake() + spillway_torch.empty_cache() + spillway_torch.reclaim_inactive() == 0
+    assert not spillway_torch.get_enabled_lms() and not spillway_torch.get_recompute() and not spillway_torch.share_members()
+    print(spillway_torch.memory_summary())
+    spillway_torch.reset_peak_memory_stats()
+""")
+    done = run("--trace", tmp_path / "step.csv", program)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert done.stdout.count("Peak: ") == 1 and (tmp_path / "step.csv").exists()
+
+
 def test_the_first_of_several_optimizers_tells_where_a_step_ends(tmp_path):
     program = tmp_path / "two.py"
     program.write_text(SMALL + """

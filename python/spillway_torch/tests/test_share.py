@@ -161,7 +161,7 @@ stop_at("end")
 """
     program = programs(body)
     assert "the device is shared already" in program.next()
-    assert "the limit is this process' share" in program.next()
+    assert "the limit is this program's share" in program.next()
     assert program.next() == ("ValueError: spillway_torch.share(): weight is above 0, and idle_after and patience are "
                               "seconds")
     assert "bytes are a whole number" in program.next()

@@ -379,6 +379,18 @@ TEST_SUITE("buffer_leases") {
     bench.leases.exit(frame);
   }
 
+  TEST_CASE("BufferLeases: while the device is shared, the share alone sets the capacity") {
+    TemporaryFolder const folder;
+    LeasesBench bench{8_MiB};
+    bench.leases.share({.file = folder.path() / "table", .least_bytes = 1_MiB});
+    auto const shared_bytes = bench.memory.stats().capacity_bytes;
+    CHECK_THROWS_AS(bench.leases.set_capacity(4_MiB), ContractViolation);
+    CHECK(bench.memory.stats().capacity_bytes >= shared_bytes);  // what nobody else wants is given
+    bench.leases.leave_share();
+    bench.leases.set_capacity(4_MiB);
+    CHECK(bench.memory.stats().capacity_bytes == 4_MiB);
+  }
+
   TEST_CASE("BufferLeases: buffers that cannot leave are counted in fixed_bytes") {
     LeasesBench bench{8_MiB};
     auto* const kept = bench.make(1, 1);

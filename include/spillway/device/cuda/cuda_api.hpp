@@ -57,8 +57,9 @@ struct CudaOptions {
 ///
 /// Units    bytes; times in nanoseconds of the host's steady clock.
 /// Threads  thread-safe. The calling thread's current device and context do not change.
-/// Streams  any stream of this device, the caller's included. Nothing is ever enqueued on the null
-/// Handles that mean another stream in every thread must not be used (see `is_one_stream`).
+/// Streams  any stream of this device, the caller's included. This class itself enqueues nothing on
+///          the null stream. Handles that mean another stream in every thread must not be used (see
+///          `is_one_stream`).
 /// Address  device memory comes from the runtime, so kernels and libraries take its addresses.
 ///
 /// Calls that reserve, release, pin or unmap may wait for the device: make them at the start and
@@ -162,6 +163,7 @@ class CudaApi {
   [[nodiscard]] std::uint64_t elapsed_ns(event_type from, event_type to);
   void destroy_event(event_type event) noexcept;
 
+  // As in the table of `DeviceApi`. Each throws DeviceError if CUDA fails the call.
   void record(event_type event, stream_type stream);
   void wait(stream_type stream, event_type event);
   [[nodiscard]] bool is_complete(event_type event);

@@ -154,8 +154,12 @@ class OperandLeases {
   /// Changes the allocator's capacity. If less than what is reserved is wanted, entries that are
   /// not pinned give up their leases, so that their blocks can be moved or swapped out.
   ///
-  /// @throws as `DeviceAllocator::set_capacity`; the capacity is then as it was
-  void set_capacity(std::size_t bytes);
+  /// @throws as `DeviceAllocator::set_capacity`; ContractViolation if the device is shared, since
+  ///         the share sets the capacity then. The capacity is then as it was
+  void set_capacity(std::size_t bytes) {
+    expects(!is_shared(), "the device is shared, and the limit is this program's share");
+    change_capacity(bytes);
+  }
   /// Begins to share the device with other programs; see `DeviceShare`. From now on the share sets
   /// the capacity. A thread that finds no room, and for which no other thread of this program could
   /// release any, claims a larger share.
@@ -516,13 +520,14 @@ class OperandLeases {
    public:
     explicit Limited(OperandLeases& leases) noexcept : leases_{&leases} {}
     [[nodiscard]] Stats stats() const { return leases_->memory_->stats(); }
-    void set_capacity(std::size_t bytes) { leases_->set_capacity(bytes); }
+    void set_capacity(std::size_t bytes) { leases_->change_capacity(bytes); }
 
    private:
     OperandLeases* leases_;
   };
   using Share = DeviceShare<Limited>;
 
+  void change_capacity(std::size_t bytes);
   [[nodiscard]] std::shared_ptr<Share> share_if_any() const {
     Guard const guard{mutex_};
     return share_;
@@ -717,7 +722,7 @@ std::size_t OperandLeases<Traits>::wake() {
 }
 
 template <class Traits>
-void OperandLeases<Traits>::set_capacity(std::size_t bytes) {
+void OperandLeases<Traits>::change_capacity(std::size_t bytes) {
   if (is_enabled_ && memory_->stats().reserved_bytes > bytes) {
     (void)try_make_room();
     (void)start_reclaim();

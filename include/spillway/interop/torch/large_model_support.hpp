@@ -139,14 +139,15 @@ class LargeModelSupport {
   static std::size_t reclaim() {
     return with_errors_of_torch([] { return with_nothing_recent().leases.reclaim(); });
   }
-  /// Gives device memory that is free now back to the system.
+  /// Gives device memory that is free now back to the system. Waits on the host for work that still
+  /// uses it.
   ///
   /// @returns the bytes given back
   static std::size_t trim_sync() {
     return with_errors_of_torch([] { return installed().memory.trim_sync(); });
   }
   /// Does both of these, so that other programs can use the device. A tensor that is used comes
-  /// back by itself.
+  /// back by itself. While support is off nothing is swapped out.
   ///
   /// @param level  `HostTier::file` also releases host memory, as far as the file has room
   /// @returns the bytes of device memory that were given back
@@ -253,7 +254,8 @@ class LargeModelSupport {
   // Other programs on the same device
 
   /// Divides the device with the other programs that name the same file; see `DeviceShare`. From
-  /// then on the share sets the limit.
+  /// then on the share sets the limit, and `set_limit` is an error. Waits on the host for the other
+  /// programs, for at most `ShareOptions::patience`.
   static void share(ShareOptions options) {
     with_errors_of_torch([&] { installed().leases.share(std::move(options)); });
   }
