@@ -4,7 +4,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -12,15 +14,21 @@
 #include <filesystem>
 #include <functional>
 #include <future>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <support/small_allocator.hpp>
 #include <support/temporary_folder.hpp>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -102,6 +110,53 @@ struct StubbornMemory {
   std::atomic<bool> refuses{false};
   std::atomic<int> refusals{0};
 };
+
+/// Memory of 1 MiB, all of it wanted, that notes how often it is looked at and the least capacity
+/// that it was asked for.
+struct WatchedMemory {
+  [[nodiscard]] Stats stats() const {
+    ++looks;
+    Stats stats;
+    stats.capacity_bytes = capacity_bytes;
+    stats.reserved_bytes = capacity_bytes;
+    stats.allocated.bytes.current = 1_MiB;
+    stats.leased.bytes.current = leased_bytes;
+    return stats;
+  }
+  void set_capacity(std::size_t bytes) {
+    least_asked = std::min(least_asked, bytes);
+    if (bytes < leased_bytes) {
+      throw OutOfDeviceMemory{MemoryReport{.leased_bytes = leased_bytes}, "it is leased"};
+    }
+    capacity_bytes = bytes;
+  }
+
+  std::size_t capacity_bytes = 1_MiB;
+  std::size_t leased_bytes = 0;
+  std::size_t least_asked = 1_MiB;
+  mutable std::atomic<int> looks{0};
+};
+/// The same, with leases that only the program ends.
+struct LeasedMemory : WatchedMemory {
+  using lease_type = int;
+};
+
+/// Calls `action` on a thread that cannot make threads.
+void on_thread_that_is_the_last(auto const& action) {
+  std::thread{[&] {
+    std::array<sock_filter, 5> code{{
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(EAGAIN)),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    }};
+    sock_fprog const program{static_cast<unsigned short>(code.size()), code.data()};
+    REQUIRE(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    REQUIRE(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    action();
+  }}.join();
+}
 
 /// Begins a call that cannot be repeated, while another program updates its share.
 std::unique_ptr<Share::ClaimHold> begin_call(Program& program, std::size_t bytes, Program& other) {
@@ -271,6 +326,48 @@ TEST_SUITE("DeviceShare") {
     first.check();
   }
 
+  TEST_CASE("DeviceShare: what is not leased is given up at once, without waiting for leases") {
+    TemporaryFolder folder;
+    ToldClock::time = {};
+    LeasedMemory memory;
+    DeviceShare<LeasedMemory, ToldClock> share{
+        memory, {.file = folder.path() / "table", .least_bytes = 64_KiB, .period = 0ms}};
+    REQUIRE(share.capacity_bytes() == 1_MiB);
+    ToldClock::time += 2s;  // the claim of the constructor ends
+    memory.leased_bytes = 640_KiB;
+    memory.least_asked = 1_MiB;
+
+    detail::ShareTable other{folder.path() / "table", 1_MiB, 0, 1};
+    (void)other.update(1_MiB, 768_KiB, true);
+    share.update();
+    share.update();
+    CHECK(memory.least_asked == 640_KiB);  // with less, the allocator would wait
+    CHECK(share.capacity_bytes() == 640_KiB);
+    CHECK(share.claim(1_MiB, true) == ClaimResult::is_in_the_way);
+    CHECK(other.update(1_MiB, 768_KiB, true).held_bytes == 384_KiB);
+
+    memory.leased_bytes = 0;
+    share.update();
+    CHECK(share.capacity_bytes() == 256_KiB);
+    CHECK(other.update(1_MiB, 768_KiB, true).held_bytes == 768_KiB);
+  }
+
+  TEST_CASE("DeviceShare: an adapter is asked for bytes that it has leased itself") {
+    TemporaryFolder folder;
+    ToldClock::time = {};
+    WatchedMemory memory;
+    DeviceShare<WatchedMemory, ToldClock> share{
+        memory, {.file = folder.path() / "table", .least_bytes = 64_KiB, .period = 0ms}};
+    ToldClock::time += 2s;  // the claim of the constructor ends
+    memory.leased_bytes = 640_KiB;
+    memory.least_asked = 1_MiB;
+    detail::ShareTable other{folder.path() / "table", 1_MiB, 0, 1};
+    (void)other.update(1_MiB, 768_KiB, true);
+    share.update();
+    CHECK(memory.least_asked == 64_KiB);
+    CHECK(share.capacity_bytes() == 640_KiB);  // of which it could end no lease
+  }
+
   TEST_CASE("DeviceShare: a program that is denied its promised memory cannot join") {
     TemporaryFolder folder;
     Program first{folder.path() / "table"};
@@ -280,6 +377,50 @@ TEST_SUITE("DeviceShare") {
                          doctest::Contains("did not give up what this one is promised"),
                          OutOfDeviceMemory);
     CHECK(first.share->members().size() == 1);
+  }
+
+  TEST_CASE("DeviceShare: a program that can have no thread leaves, and has all memory again") {
+    TemporaryFolder folder;
+    WatchedMemory memory;
+    detail::ShareTable other{folder.path() / "table", 1_MiB, 0, 1};
+    (void)other.update(512_KiB, 0, true);
+    other.shrink(512_KiB);
+    on_thread_that_is_the_last([&] {
+      using Watched = DeviceShare<WatchedMemory>;
+      ShareOptions const options{.file = folder.path() / "table", .least_bytes = 64_KiB};
+      CHECK_THROWS_AS((Watched{memory, options}), std::system_error);
+    });
+    CHECK(memory.capacity_bytes == 1_MiB);
+    CHECK(other.members().size() == 1);
+  }
+
+  TEST_CASE("DeviceShare: times may mean for ever") {
+    TemporaryFolder folder;
+    constexpr auto for_ever = std::chrono::milliseconds::max();
+    ShareOptions const options{.file = folder.path() / "table",
+                               .least_bytes = 64_KiB,
+                               .period = for_ever,
+                               .idle_after = for_ever,
+                               .patience = for_ever};
+    WatchedMemory memory;
+    DeviceShare<WatchedMemory> share{memory, options};
+    int const before = memory.looks;
+    for (int i = 0; i < 1000; ++i) {
+      share.update();
+      std::this_thread::yield();
+    }
+    CHECK(memory.looks == before + 1000);  // the share's thread sleeps
+    CHECK(share.members().at(0).is_active);
+
+    WatchedMemory of_second;
+    auto joining = std::async(std::launch::async, [&] {
+      DeviceShare<WatchedMemory> const second{of_second, options};
+      return second.capacity_bytes();
+    });
+    while (joining.wait_for(0ms) != std::future_status::ready) {
+      share.update();
+    }
+    CHECK(joining.get() >= 64_KiB);
   }
 
   TEST_CASE("DeviceShare: memory that cannot be released to the device still counts as held") {
@@ -535,6 +676,30 @@ TEST_SUITE("DeviceShare") {
                     std::runtime_error);
     CHECK(first.share->retry([] { return 7; }) == 7);
     CHECK(first.share->claim(2_MiB) == ClaimResult::refused);
+
+    constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+    CHECK(first.share->claim(most) == ClaimResult::refused);
+    for (std::size_t const bytes : {most, most - 64_KiB + 1}) {
+      int calls = 0;
+      CHECK_THROWS_AS(first.share->retry([&] {
+        if (++calls > 3) {
+          throw std::runtime_error{"this goes on for ever"};
+        }
+        throw OutOfDeviceMemory{
+            MemoryReport{.requested_bytes = bytes, .capacity_bytes = 0, .leased_bytes = 64_KiB},
+            "the device has less"};
+      }),
+                      OutOfDeviceMemory);
+    }
+  }
+
+  TEST_CASE("DeviceShare: nearly the whole range of numbers cannot be promised") {
+    TemporaryFolder folder;
+    ShareOptions options;
+    options.least_bytes = std::numeric_limits<std::size_t>::max();
+    CHECK_THROWS_WITH_AS((Program{folder.path() / "table", options}),
+                         doctest::Contains("at most the capacity"),
+                         ContractViolation);
   }
 
   TEST_CASE("DeviceShare: an error on the share's own thread is thrown by the next call") {

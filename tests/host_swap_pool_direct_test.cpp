@@ -180,6 +180,33 @@ TEST_SUITE("host_swap_pool_direct") {
     CHECK_FALSE(bench.pool.try_take(large).has_value());  // the tier takes no more
   }
 
+  TEST_CASE("HostSwapPool: a failed write is no loss while its owner has the bytes") {
+    Bench bench;
+    bench.io.plant({.write_error = ENOSPC});
+    HostSlotId const slot = bench.write(large, 1);
+    bench.io.plant({});
+
+    CHECK_FALSE(bench.pool.has_lost_bytes(slot));
+    CHECK(bench.pool.has_lost_write(slot));
+    CHECK_FALSE(bench.pool.takes_bytes(slot));
+    bench.pool.give_back(slot);
+    bench.pool.check();
+  }
+
+  TEST_CASE("HostSwapPool: a failed write is a loss once its bytes have been read back") {
+    Bench bench;
+    HostSlotId const slot = Bench::take(bench.pool, large);
+    (void)bench.pool.write(slot, bench.from, large, bench.stream);
+    (void)bench.pool.read(slot, bench.to, large, bench.stream);
+    bench.io.plant({.write_error = ENOSPC});
+    bench.device.run_all();
+    bench.io.plant({});
+
+    CHECK(bench.pool.has_lost_bytes(slot));
+    CHECK_FALSE(bench.pool.has_lost_write(slot));
+    CHECK_THROWS_AS(bench.pool.check(slot), FileTierError);
+  }
+
   TEST_CASE(
       "HostSwapPool: bytes that a direct read cannot get are lost, and the loss is reported") {
     for (bool const is_truncated : {false, true}) {

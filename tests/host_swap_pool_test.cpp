@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/core/error.hpp>
+#include <spillway/device/host/host_api.hpp>
 #include <spillway/device/sim/model_api.hpp>
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/host/host_tier.hpp>
@@ -104,6 +105,21 @@ TEST_SUITE("host_swap_pool") {
       bench.order.synchronize(pool.read(id, back, 30'000, bench.stream).device_done);
 
       CHECK(has_pattern(back, 30'000, 2));
+    }
+  }
+
+  TEST_CASE("HostSwapPool: a transfer on a caller's stream has run when the call returns") {
+    HostApi device;
+    StreamOrder<HostApi> order{device};
+    HostSwapPool<HostApi> pool{device, order, {.pinned_bytes = 64'000}};
+    HostSlotId const id = Bench::take(pool, 30'000);
+    std::vector<std::byte> block(30'000);
+    for (unsigned round = 0; round < 2; ++round) {
+      put_pattern(block.data(), block.size(), round);
+      (void)pool.write(id, block.data(), block.size(), HostStream::caller);
+      std::fill(block.begin(), block.end(), std::byte{});
+      (void)pool.read(id, block.data(), block.size(), HostStream::caller);
+      CHECK(has_pattern(block.data(), block.size(), round));
     }
   }
 

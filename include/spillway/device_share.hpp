@@ -14,6 +14,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <initializer_list>
+#include <limits>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -32,15 +34,19 @@ namespace spillway {
 /// |----------------------------|---------------------------------------------------------------|
 /// | `m.stats()`                | return its `Stats`                                            |
 /// | `m.set_capacity(bytes)`    | do as `DeviceAllocator::set_capacity` does                    |
+/// | `M::lease_type`, optional  | be the type of leases that only the program ends              |
 ///
-/// Both functions must be thread-safe.
+/// Both functions must be thread-safe. A memory that has `lease_type` is not asked for a capacity
+/// below what is leased. An adapter that keeps leases which it ends when its capacity is lowered
+/// must not have that name, since it would never be asked to end them.
 template <class M>
 concept LimitedMemory = requires(M& memory, M const& constant, std::size_t bytes) {
   { constant.stats() } -> std::convertible_to<Stats>;
   memory.set_capacity(bytes);
 };
 
-/// Options of `DeviceShare`: how a program takes part in sharing a device.
+/// Options of `DeviceShare`: how a program takes part in sharing a device. Times below 0 mean 0,
+/// those above 100 years mean 100 years.
 struct ShareOptions {
   /// The file by which the programs find each other: any path that all of them can open, best in
   /// memory (`/dev/shm/NAME`). A file that does not exist is created with permissions for its owner
@@ -50,10 +56,11 @@ struct ShareOptions {
   /// wait for others, this is at least what one of its operations needs at once.
   std::size_t least_bytes = 32_MiB;
   /// If two programs together want more than there is, the one with twice the weight gets twice as
-  /// much. Greater than 0.
+  /// much. From 1e-6 to 1e6.
   double weight = 1;
   /// How often the program's thread checks what the others want. 0: there is no thread, and the
-  /// program checks when it calls `update`.
+  /// program checks when it calls `update`. A call that waits for others checks every 20 ms or more
+  /// often.
   std::chrono::milliseconds period{20};
   /// A program that has leased nothing for this time counts as idle. What it holds beyond
   /// `least_bytes` goes to programs that are not idle, if they want it.
@@ -92,6 +99,11 @@ enum class ClaimResult : std::uint8_t {
 ///
 /// Threads  thread-safe. The object runs a thread that calls `update`, unless the period is 0.
 /// Errors   an exception on that thread is rethrown by the next `update`, `claim` or `members`.
+/// Leases   memory under leases is given up when they end; nothing waits for that. But a lease that
+///          begins while the capacity is being lowered, or a full host pool, can make
+///          `set_capacity` wait, for at most `PagerOptions::lease_wait`. The calls of this object
+///          wait meanwhile, so a program whose threads hold leases for long should make its memory
+///          with a `lease_wait` of 0.
 /// Fork     a forked child takes no part: its memory keeps the capacity that it had at the fork.
 /// @tparam Clock  measures how long the program has leased nothing
 template <LimitedMemory Memory, class Clock = std::chrono::steady_clock>
@@ -103,14 +115,14 @@ class DeviceShare {
   /// this program. `memory` is not owned and must outlive this object.
   ///
   /// @throws ContractViolation if the other programs share another capacity, or are promised so
-  ///         much that `least_bytes` are not left; if the weight is not positive; if the file has
+  ///         much that `least_bytes` are not left; if the weight is not allowed; if the file has
   ///         other contents or 64 programs share it already; std::system_error if the file cannot
-  ///         be used, for example because it is a symbolic link;
+  ///         be used, for example because it is a symbolic link, or if there can be no thread;
   ///         OutOfDeviceMemory if the others do not give up what this program is promised, or if
   ///         its leases hold more than that; and as `update`
   DeviceShare(Memory& memory, ShareOptions options)
       : memory_{memory},
-        options_{std::move(options)},
+        options_{limited(std::move(options))},
         most_bytes_{memory.stats().capacity_bytes},
         table_{options_.file, most_bytes_, least_bytes(), options_.weight} {
     std::size_t const least = least_bytes();
@@ -122,12 +134,12 @@ class DeviceShare {
             MemoryReport{.requested_bytes = first, .capacity_bytes = most_bytes_},
             "The programs that share the device did not give up what this one is promised."};
       }
+      if (options_.period.count() > 0) {
+        thread_ = std::thread{[this] { run(); }};
+      }
     } catch (...) {
       memory.set_capacity(most_bytes_);
       throw;
-    }
-    if (options_.period.count() > 0) {
-      thread_ = std::thread{[this] { run(); }};
     }
   }
   DeviceShare(DeviceShare const&) = delete;
@@ -236,7 +248,8 @@ class DeviceShare {
   /// Returns how much to claim for a call that has failed: the bytes that were leased plus those
   /// requested, but at least more than the capacity was then. The share may have grown since.
   [[nodiscard]] static std::size_t bytes_to_claim(MemoryReport const& failure) noexcept {
-    return std::max<std::size_t>(failure.leased_bytes + failure.requested_bytes,
+    std::size_t const most = std::numeric_limits<std::size_t>::max() - failure.leased_bytes;
+    return std::max<std::size_t>(failure.leased_bytes + std::min(failure.requested_bytes, most),
                                  failure.capacity_bytes + 1);
   }
 
@@ -261,8 +274,8 @@ class DeviceShare {
     std::scoped_lock const one_at_a_time{claiming_};
     std::unique_lock guard{mutex_};
     throw_noted();
-    std::size_t const claimed = round_up(bytes, granule_bytes);
-    if (claimed > most_bytes_) {
+    std::size_t const claimed = round_up(std::min(bytes, most_bytes_), granule_bytes);
+    if (bytes > most_bytes_ || claimed > most_bytes_) {
       return ClaimResult::refused;
     }
     claimed_bytes_ = std::max(claimed_bytes_, claimed);
@@ -305,6 +318,16 @@ class DeviceShare {
   }
 
  private:
+  /// Limits times, which may mean 'for ever': adding those to a clock would overflow.
+  [[nodiscard]] static ShareOptions limited(ShareOptions options) noexcept {
+    constexpr std::chrono::milliseconds least{0};
+    constexpr std::chrono::milliseconds most = std::chrono::hours{100 * 365 * 24};
+    for (auto* const time : {&options.period, &options.idle_after, &options.patience}) {
+      *time = std::clamp(*time, least, most);
+    }
+    return options;
+  }
+
   /// Ends a hold of the claim. The caller holds the lock.
   ///
   /// @param lasts_longer  whether the claim goes on for `idle_after` from now on
@@ -323,8 +346,9 @@ class DeviceShare {
     is_firm_ = false;
   }
 
+  /// Returns how long a call that waits for others sleeps before it checks again.
   [[nodiscard]] std::chrono::milliseconds pause() const noexcept {
-    return std::max(options_.period, std::chrono::milliseconds{1});
+    return std::clamp(options_.period, std::chrono::milliseconds{1}, std::chrono::milliseconds{20});
   }
 
   /// Claims `bytes` if need be, as the constructor of `ClaimHold` says, and begins a hold.
@@ -368,7 +392,8 @@ class DeviceShare {
   }
 
   [[nodiscard]] std::size_t least_bytes() const noexcept {
-    return round_up(std::max<std::size_t>(options_.least_bytes, 1), granule_bytes);
+    constexpr std::size_t most = std::numeric_limits<std::size_t>::max() - granule_bytes;
+    return round_up(std::clamp<std::size_t>(options_.least_bytes, 1, most), granule_bytes);
   }
 
   void run() {
@@ -414,17 +439,24 @@ class DeviceShare {
     return advice.keep_bytes == advice.held_bytes || give_up(advice.keep_bytes);
   }
 
-  /// Lowers the capacity to `bytes`, or to what leases hold if that is more. While a stream is
+  /// Lowers the capacity to `keep_bytes`, or to what leases hold if that is more. While a stream is
   /// being captured the capacity may stay as it is.
   ///
-  /// @returns whether all memory beyond `bytes` has been given up
-  bool give_up(std::size_t bytes) {
-    bool is_given_up = true;
+  /// @returns whether all memory beyond `keep_bytes` has been given up
+  bool give_up(std::size_t keep_bytes) {
+    std::size_t bytes = keep_bytes;
+    if constexpr (requires { typename Memory::lease_type; }) {
+      // With less, `set_capacity` could wait for leases, and what can leave at once would stay.
+      bytes = std::max<std::size_t>(bytes,
+                                    round_up(memory_.stats().leased.bytes.current, granule_bytes));
+      if (bytes > keep_bytes && bytes >= capacity_bytes_) {
+        return false;
+      }
+    }
     try {
       try {
         memory_.set_capacity(bytes);
       } catch (OutOfDeviceMemory const& error) {
-        is_given_up = false;
         bytes = round_up(std::max(bytes, error.report().leased_bytes), granule_bytes);
         if (bytes >= capacity_bytes_) {
           return false;
@@ -442,7 +474,7 @@ class DeviceShare {
     // Leased blocks may keep memory beyond the capacity reserved. A later call gives it up.
     std::size_t const held = std::max<std::size_t>(bytes, memory_.stats().reserved_bytes);
     table_.shrink(held);
-    return is_given_up && held == bytes;
+    return held == keep_bytes;
   }
 
   /// Returns how many bytes this program wants: the peak of its allocated bytes, on the device or
@@ -454,7 +486,7 @@ class DeviceShare {
     auto const passed = time - stretch_began_;
     bool const has_whole_step = now.steps == 0 || now.steps >= steps_before_ + 2;
     if (passed >= options_.idle_after &&
-        (has_whole_step || passed >= most_stretches * options_.idle_after)) {
+        (has_whole_step || passed / most_stretches >= options_.idle_after)) {
       stretch_began_ = time;
       steps_before_ = now.steps;
       wanted_before_ = std::exchange(wanted_, 0);

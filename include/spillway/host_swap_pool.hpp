@@ -191,6 +191,36 @@ class HostSwapPool {
     [[maybe_unused]] bool const is_ours = ledger_.give_back(id, last_use);
     SPILLWAY_ASSERT(is_ours);
   }
+  /// Frees the memory of a slot from which bytes were read that may turn out to be wrong, since
+  /// reads of it have not run or have failed. The slot can be neither read nor written any more;
+  /// `check` still reports the failure, until the slot is given back or replaced.
+  ///
+  /// @param last_use  as for `give_back`
+  /// @returns false, with nothing done, if no read is unfinished and none has failed
+  /// @pre     no call is using the slot
+  [[nodiscard]] bool try_empty(HostSlotId id, Fence const& last_use = {}) {
+    std::scoped_lock const lock{mutex_};
+    detail::HostSlot const& slot = ledger_.at(id);
+    if (!slot.has_unfinished_reads() && !has_lost_bytes(slot)) {
+      return false;
+    }
+    [[maybe_unused]] bool const is_ours = ledger_.empty(id, last_use);
+    SPILLWAY_ASSERT(is_ours);
+    return true;
+  }
+  /// Gives back a slot from which bytes were read that are going to be written to the slot `heir`,
+  /// or have been. If a read turns out to have failed, `check(heir)` reports it.
+  void replace(HostSlotId id, HostSlotId heir) noexcept {
+    std::scoped_lock const lock{mutex_};
+    [[maybe_unused]] bool const are_ours = ledger_.bequeath(id, heir);
+    SPILLWAY_ASSERT(are_ours);
+  }
+  /// Forgets failures of transfers of the slot that have been enqueued, also of those that have not
+  /// run: their bytes were overwritten on the device, or are wanted no more.
+  void forget_failures(HostSlotId id) {
+    std::scoped_lock const lock{mutex_};
+    detail::HostLedger::forget_failures(ledger_.at(id));
+  }
 
   /// Swap-out: copies `bytes` bytes of device memory into the slot.
   ///
@@ -263,13 +293,14 @@ class HostSwapPool {
     return !slot.failure && slot.wanted == coding && slot.takes_bytes != 0;
   }
   /// Returns whether a transfer of the slot can lose bytes after it was enqueued, so that `check`
-  /// has to be called: that is so for slots in the file and for slots with a codec.
+  /// has to be called: that is so for slots in the file, for slots with a codec, and for those that
+  /// have replaced such a slot.
   ///
   /// @throws ContractViolation if `id` names no slot
   [[nodiscard]] bool may_lose_bytes(HostSlotId id) {
     std::scoped_lock const lock{mutex_};
     detail::HostSlot const& slot = ledger_.at(id);
-    return slot.tier == HostTier::file || slot.has_codec();
+    return slot.tier == HostTier::file || slot.has_codec() || slot.has_ancestors;
   }
 
   /// Returns whether a read of the slot has lost bytes. `check` throws then.
@@ -277,8 +308,18 @@ class HostSwapPool {
   /// @throws ContractViolation if `id` names no slot
   [[nodiscard]] bool has_lost_bytes(HostSlotId id) {
     std::scoped_lock const lock{mutex_};
-    std::optional<detail::FileFailure> const& failure = ledger_.at(id).failure;
-    return failure && failure->is_read;
+    return has_lost_bytes(ledger_.at(id));
+  }
+  /// Returns whether a write of the slot has lost bytes that no read has got since. If the owner
+  /// still has them, nothing is lost: `check()` does not report it when the slot is given back.
+  ///
+  /// @throws ContractViolation if `id` names no slot
+  [[nodiscard]] bool has_lost_write(HostSlotId id) {
+    std::scoped_lock const lock{mutex_};
+    detail::HostSlot& slot = ledger_.at(id);
+    bool const is_lost = slot.failure && !has_lost_bytes(slot);
+    slot.is_failure_told = slot.is_failure_told || is_lost;
+    return is_lost;
   }
 
   /// Does what `check(id)` does for slots that were given back before their last read ran.
@@ -328,6 +369,10 @@ class HostSwapPool {
   using SlotAccess = detail::SlotAccess;
   using File = detail::SwapFile<FileIo>;
   using Memory = detail::TierMemory<Device, FileIo>;
+
+  [[nodiscard]] static bool has_lost_bytes(detail::HostSlot const& slot) noexcept {
+    return slot.failure && (slot.failure->is_read || slot.failure->was_read);
+  }
 
   static constexpr bool holds_bytes = ByteHoldingApi<Device>;
   static constexpr bool grows_ahead = SlowPinningApi<Device>;

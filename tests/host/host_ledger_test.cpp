@@ -202,7 +202,7 @@ TEST_SUITE("host_ledger") {
     for (SlotAccess const access : {SlotAccess::read, SlotAccess::write}) {
       slot.begin_transfer(access);
       CHECK_FALSE(now.ledger.give_back(id, {}));
-      slot.end_transfer(access, {}, 0);
+      slot.end_transfer(access, {}, false, 0);
     }
     ++slot.jobs(SlotAccess::write);
     CHECK(now.ledger.give_back(id, {}));
@@ -234,7 +234,7 @@ TEST_SUITE("host_ledger") {
     slot.stored_bytes = granule_bytes;
     CHECK(bytes_after_trim() == 8 * granule_bytes);
     ++slot.jobs(SlotAccess::write);
-    slot.end_transfer(SlotAccess::write, ticket(1, 10), 4 * granule_bytes);
+    slot.end_transfer(SlotAccess::write, ticket(1, 10), true, 4 * granule_bytes);
     CHECK(bytes_after_trim() == 8 * granule_bytes);
     --slot.jobs(SlotAccess::write);
     CHECK(bytes_after_trim() == granule_bytes);
@@ -244,9 +244,9 @@ TEST_SUITE("host_ledger") {
     Bench now;
     now.add(HostTier::pinned);
     auto const id = now.ledger.try_take(slab_bytes).value();
-    now.slot(id).end_transfer(SlotAccess::write, ticket(1, 10), slab_bytes);
+    now.slot(id).end_transfer(SlotAccess::write, ticket(1, 10), true, slab_bytes);
     ++now.slot(id).enqueueing_reads;
-    now.slot(id).end_transfer(SlotAccess::read, ticket(2, 20), slab_bytes);
+    now.slot(id).end_transfer(SlotAccess::read, ticket(2, 20), true, slab_bytes);
     CHECK(now.ledger.give_back(id, ticket(3, 30)));
 
     HostSlot const& next = now.slot(now.ledger.try_take(slab_bytes).value());
@@ -265,24 +265,24 @@ TEST_SUITE("host_ledger") {
     HostSlot slot;
     slot.bytes = 1000;
     slot.begin_transfer(SlotAccess::write);
-    slot.end_transfer(SlotAccess::write, ticket(1, 1), 600);
+    slot.end_transfer(SlotAccess::write, ticket(1, 1), true, 600);
     CHECK(slot.written_bytes == 600);
     CHECK(slot.fence_before(SlotAccess::read) == Fence{ticket(1, 1)});
 
     slot.begin_transfer(SlotAccess::read);
-    slot.end_transfer(SlotAccess::read, ticket(2, 2), 600);
+    slot.end_transfer(SlotAccess::read, ticket(2, 2), true, 600);
     CHECK(slot.fence_before(SlotAccess::read) == Fence{ticket(1, 1)});
     Fence both{ticket(1, 1)};
     both.add(ticket(2, 2));
     CHECK(slot.fence_before(SlotAccess::write) == both);
 
     slot.begin_transfer(SlotAccess::write);
-    slot.end_transfer(SlotAccess::write, {}, 0);
+    slot.end_transfer(SlotAccess::write, {}, false, 0);
     CHECK(slot.written_bytes == 600);
     CHECK(slot.fence_before(SlotAccess::write) == both);
 
     slot.begin_transfer(SlotAccess::write);
-    slot.end_transfer(SlotAccess::write, ticket(3, 3), 0);  // failed half-way
+    slot.end_transfer(SlotAccess::write, ticket(3, 3), true, 0);  // failed half-way
     CHECK(slot.written_bytes == 0);
     CHECK(slot.last_uses() == Fence{ticket(3, 3)});
   }
@@ -299,7 +299,7 @@ TEST_SUITE("host_ledger") {
     slot.begin_transfer(SlotAccess::read);
     CHECK(slot.refusal(1, SlotAccess::read) == nullptr);
     CHECK(slot.refusal(1, SlotAccess::write) != nullptr);
-    slot.end_transfer(SlotAccess::read, {}, 0);
+    slot.end_transfer(SlotAccess::read, {}, false, 0);
     CHECK(slot.refusal(1, SlotAccess::write) == nullptr);
 
     slot.begin_transfer(SlotAccess::write);
@@ -314,7 +314,7 @@ TEST_SUITE("host_ledger") {
     auto const untold = now.ledger.try_take(1).value();
     auto const told = now.ledger.try_take(1).value();
     for (HostSlotId const id : {untold, told}) {
-      now.ledger.note_failure(now.slot(id), failure);
+      now.ledger.note_failure(now.slot(id), 0, failure);
     }
     now.slot(told).is_failure_told = true;
 
@@ -323,5 +323,59 @@ TEST_SUITE("host_ledger") {
     CHECK(now.ledger.give_back(untold, {}));
     CHECK(now.ledger.take_orphan_failure()->bytes == 9);
     CHECK_FALSE(now.ledger.take_orphan_failure().has_value());
+  }
+
+  TEST_CASE("HostLedger: a loss is that of the slot that has replaced the one that was read") {
+    for (bool const is_overwritten : {false, true}) {
+      CAPTURE(is_overwritten);
+      Bench now;
+      now.add(HostTier::file);
+      FileFailure const failure{.error = 5, .bytes = 9, .is_read = true};
+      std::vector<HostSlotId> line;
+      for (int i = 0; i < 3; ++i) {
+        line.push_back(now.ledger.try_take(1).value());
+      }
+      HostSlot& read = now.slot(line[0]);
+      HostSlot& last = now.slot(line[2]);
+      ++read.jobs(SlotAccess::read);
+      CHECK(now.ledger.bequeath(line[0], line[1]));
+      CHECK(now.ledger.bequeath(line[1], line[2]));
+      CHECK(last.has_unfinished_reads());
+      if (is_overwritten) {
+        HostLedger::forget_failures(last);
+      }
+
+      now.ledger.note_failure(read, 0, failure);
+      --read.jobs(SlotAccess::read);
+      now.ledger.forget_if_unused(read);
+
+      CHECK(last.failure.has_value() == !is_overwritten);
+      CHECK_FALSE(last.has_unfinished_reads());
+      std::size_t known = 0;
+      now.ledger.for_each_slot([&](HostSlot const&) { ++known; });
+      CHECK(known == 1);
+      CHECK_FALSE(now.ledger.take_orphan_failure().has_value());
+    }
+  }
+
+  TEST_CASE("HostLedger: an emptied slot keeps its record and no memory") {
+    Bench now;
+    now.add(HostTier::file);
+    auto const id = now.ledger.try_take(1).value();
+    HostSlot& slot = now.slot(id);
+    ++slot.jobs(SlotAccess::read);
+    CHECK(now.ledger.empty(id, {}));
+    CHECK(now.ledger.stats(HostTier::file).slots == 0);
+    CHECK(now.ledger.stats(HostTier::file).used_bytes == 0);
+    CHECK(slot.refusal(1, SlotAccess::write) != nullptr);
+    CHECK(slot.refusal(1, SlotAccess::read) != nullptr);
+    now.ledger.trim(slot);
+
+    CHECK(now.ledger.give_back(id, {}));
+    now.ledger.note_failure(slot, 0, FileFailure{.bytes = 9, .is_read = true});
+    --slot.jobs(SlotAccess::read);
+    now.ledger.forget_if_unused(slot);
+    CHECK(now.ledger.take_orphan_failure()->bytes == 9);
+    CHECK(now.ledger.stats(HostTier::file).used_bytes == 0);
   }
 }

@@ -35,12 +35,14 @@ TEST_SUITE("pager") {
   struct Bench : private TemporaryFolder, SteppedBench {
     static constexpr std::size_t block_bytes = 64_KiB;
 
-    Bench()
-        : SteppedBench{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB}, options(path())} {}
+    explicit Bench(std::size_t blocks = 1, std::size_t file_bytes = 8_MiB)
+        : SteppedBench{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB},
+                       options(path(), blocks, file_bytes)} {}
 
-    static Allocator::Options options(std::filesystem::path const& path) {
-      Allocator::Options options{.capacity_bytes = block_bytes};
-      options.host.file_bytes = 8_MiB;
+    static Allocator::Options
+    options(std::filesystem::path const& path, std::size_t blocks, std::size_t file_bytes) {
+      Allocator::Options options{.capacity_bytes = blocks * block_bytes};
+      options.host.file_bytes = file_bytes;
       options.host.file = path;
       options.host.slab_bytes = 1_MiB;
       options.host.staging_bytes = 64_KiB;
@@ -122,6 +124,78 @@ TEST_SUITE("pager") {
     bench.check(buffer, 2);
     bench.run();
     CHECK(bench.kernels.checks() == 1);
+  }
+
+  TEST_CASE("DeviceAllocator: a swap-in that fails after its host memory was given to another "
+            "block is reported") {
+    Bench bench{2, Bench::block_bytes};
+    Buffer buffer{bench.allocator, Bench::block_bytes};
+    Buffer other{bench.allocator, Bench::block_bytes};
+    bench.write(buffer, 1);
+    buffer.swap_out();
+    bench.device.run_all();
+    bench.truncate_file();
+    (void)buffer.acquire(Access::read, bench.stream());
+    bench.write(other, 2);
+    other.swap_out();  // the file has room for one of them
+    bench.device.run_all();
+
+    CHECK_THROWS_AS((void)buffer.acquire(Access::read, bench.stream()), FileTierError);
+    CHECK_THROWS_AS((void)buffer.acquire(Access::read, bench.stream()), FileTierError);
+    bench.allocator.begin_step();  // the owner was told
+    bench.write(buffer, 3);
+    bench.check(other, 2);
+    bench.check(buffer, 3);
+    bench.run();
+    CHECK(bench.kernels.checks() == 2);
+  }
+
+  TEST_CASE("DeviceAllocator: a swap-in that fails after its block has got another slot is "
+            "reported, however often it moved") {
+    for (int moves = 1; moves <= 3; ++moves) {
+      CAPTURE(moves);
+      Bench bench;
+      Buffer buffer{bench.allocator, Bench::block_bytes};
+      bench.write(buffer, 3);  // mostly zeros
+      bench.allocator.set_codec<ZeroBitmap>(buffer.id());
+      buffer.swap_out();
+      bench.device.run_all();
+      bench.truncate_file();
+      for (int i = 0; i < moves; ++i) {  // a slot with a codec is written only once
+        (void)buffer.acquire(Access::read_write, bench.stream());
+        buffer.swap_out();
+      }
+      bench.device.run_all();
+
+      CHECK_THROWS_AS((void)buffer.acquire(Access::read, bench.stream()), FileTierError);
+      CHECK_THROWS_AS((void)buffer.acquire(Access::read_write, bench.stream()), FileTierError);
+      bench.write(buffer, 2);
+      buffer.swap_out();
+      bench.check(buffer, 2);
+      bench.run();
+      CHECK(bench.kernels.checks() == 1);
+      CHECK(bench.allocator.host_stats().tiers[2].slots == 1);
+    }
+  }
+
+  TEST_CASE("DeviceAllocator: a swap-in that fails after its block was overwritten is no loss") {
+    Bench bench;
+    Buffer buffer{bench.allocator, Bench::block_bytes};
+    bench.write(buffer, 1);
+    buffer.swap_out();
+    bench.device.run_all();
+    bench.truncate_file();
+    (void)buffer.acquire(Access::read, bench.stream());
+    bench.write(buffer, 2);
+    buffer.swap_out();
+    bench.device.run_all();
+
+    bench.check(buffer, 2);
+    bench.run();
+    bench.check(buffer, 2);
+    bench.run();
+    CHECK(bench.kernels.checks() == 2);
+    bench.allocator.begin_step();
   }
 
   TEST_CASE("DeviceAllocator: a loss that no acquire reported is reported by begin_step, once") {

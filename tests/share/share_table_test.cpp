@@ -5,23 +5,102 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
+#include <cerrno>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <vector>
 
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <support/temporary_folder.hpp>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 using namespace spillway;
 using namespace spillway::literals;
 using spillway::detail::ShareTable;
+
+namespace {
+
+/// Makes the system pass the calling thread's system calls through a filter.
+template <std::size_t size>
+bool try_filter(std::array<sock_filter, size> code) {
+  sock_fprog const program{static_cast<unsigned short>(code.size()), code.data()};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+bool try_fail_fallocate(int error) {
+  return try_filter(std::array<sock_filter, 4>{{
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fallocate, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(error)),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  }});
+}
+/// From now on the process is killed when it unlocks a part of a file.
+bool try_die_at_unlock() {
+  return try_filter(std::array<sock_filter, 6>{{
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fcntl, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[1])),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, F_OFD_SETLK, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  }});
+}
+
+/// While it exists, the process cannot open files.
+class NoMoreFiles {
+ public:
+  NoMoreFiles() {
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before_) == 0);
+    rlimit const none{0, before_.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  }
+  NoMoreFiles(NoMoreFiles const&) = delete;
+  NoMoreFiles& operator=(NoMoreFiles const&) = delete;
+  ~NoMoreFiles() { (void)::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+/// A pipe that tells a child to end, by its end.
+class Leash {
+ public:
+  Leash() { REQUIRE(::pipe(ends_.data()) == 0); }
+  Leash(Leash const&) = delete;
+  Leash& operator=(Leash const&) = delete;
+  ~Leash() {
+    ::close(ends_[0]);
+    ::close(ends_[1]);
+  }
+  /// For the child: waits until the parent's object has ended.
+  void wait() const {
+    ::close(ends_[1]);
+    char byte = 0;
+    (void)!::read(ends_[0], &byte, 1);
+  }
+
+ private:
+  std::array<int, 2> ends_{};
+};
+
+}  // namespace
 
 TEST_SUITE("ShareTable") {
   TEST_CASE("ShareTable: a member takes free bytes, and gives up those that another one lacks") {
@@ -151,6 +230,126 @@ TEST_SUITE("ShareTable") {
     CHECK(table->members().at(0).held_bytes == 100_MiB);
   }
 
+  TEST_CASE("ShareTable: a killed process does not keep the table locked while its child lives") {
+    TemporaryFolder folder;
+    auto const file = folder.path() / "table";
+    Leash const leash;
+    pid_t const child = ::fork();
+    if (child == 0) {
+      ShareTable table{file, 100_MiB, 0, 1};
+      if (::fork() == 0) {
+        leash.wait();
+        ::_exit(0);
+      }
+      rlimit const no_core{};
+      (void)::setrlimit(RLIMIT_CORE, &no_core);
+      if (try_die_at_unlock()) {
+        (void)table.update(100_MiB, 0, true);
+      }
+      ::_exit(1);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    REQUIRE(WIFSIGNALED(status));
+    CHECK(WTERMSIG(status) == SIGSYS);
+
+    int const opened = ::open(file.c_str(), O_RDWR | O_CLOEXEC);
+    REQUIRE(opened >= 0);
+    struct flock lock {};
+    lock.l_type = F_WRLCK;
+    lock.l_len = 1;
+    REQUIRE(::fcntl(opened, F_OFD_GETLK, &lock) == 0);
+    ::close(opened);
+    REQUIRE(lock.l_type == F_UNLCK);
+    ShareTable table{file, 100_MiB, 0, 1};
+    CHECK(table.members().size() == 2);  // the child has the killed member's place
+  }
+
+  TEST_CASE("ShareTable: a process that leaves frees its place even if its child lives") {
+    TemporaryFolder folder;
+    auto const file = folder.path() / "table";
+    auto leash = std::make_unique<Leash>();
+    auto table = std::make_unique<ShareTable>(file, std::uint64_t{100_MiB}, std::uint64_t{0}, 1.0);
+    pid_t const child = ::fork();
+    if (child == 0) {
+      leash->wait();
+      ::_exit(0);
+    }
+    table.reset();
+    ShareTable other{file, 100_MiB, 0, 1};
+    CHECK(other.update(100_MiB, 0, true).held_bytes == 100_MiB);
+    CHECK(other.members().size() == 1);
+    leash.reset();
+    CHECK(::waitpid(child, nullptr, 0) == child);
+  }
+
+  TEST_CASE("ShareTable: a process that may open no more files goes on sharing") {
+    TemporaryFolder folder;
+    ShareTable table{folder.path() / "table", 100_MiB, 0, 1};
+    std::uint64_t held = 0;
+    {
+      NoMoreFiles const none;
+      held = table.update(100_MiB, 0, true).held_bytes;
+    }
+    CHECK(held == 100_MiB);
+  }
+
+  TEST_CASE("ShareTable: bytes of a place that was being cleared when its process died are free") {
+    TemporaryFolder folder;
+    auto const file = folder.path() / "table";
+    ShareTable table{file, 100_MiB, 0, 1};
+    constexpr int words_before = 3 + 5 * 10;  // the head of the table, and five places
+    std::uint64_t const bytes = 40_MiB;
+    std::fstream contents{file, std::ios::in | std::ios::out | std::ios::binary};
+    for (int const word : {2, 7}) {  // the bytes that are promised, and those that are held
+      contents.seekp(8 * (words_before + word));
+      contents.write(reinterpret_cast<char const*>(&bytes), sizeof(bytes));
+    }
+    contents.close();
+    REQUIRE(contents.good());
+    auto const advice = table.update(100_MiB, 0, true);
+    CHECK(advice.held_bytes == 100_MiB);
+    CHECK(advice.claimable_bytes == 100_MiB);
+  }
+
+  TEST_CASE("ShareTable: a process cannot join if there is no room for the file's pages") {
+    TemporaryFolder folder;
+    auto const file = folder.path() / "table";
+    { ShareTable const table{file, 100_MiB, 0, 1}; }
+    auto const size = std::filesystem::file_size(file);
+    std::filesystem::resize_file(file, 0);
+    for (bool const is_hole : {false, true}) {
+      if (is_hole) {
+        std::filesystem::resize_file(file, size);
+      }
+      int error = 0;
+      std::thread{[&] {
+        if (!try_fail_fallocate(ENOSPC)) {
+          return;
+        }
+        try {
+          ShareTable const table{file, 100_MiB, 0, 1};
+        } catch (std::system_error const& thrown) {
+          error = thrown.code().value();
+        }
+      }}.join();
+      CHECK(error == ENOSPC);
+    }
+    ShareTable const table{file, 100_MiB, 0, 1};
+  }
+
+  TEST_CASE("ShareTable: a process can join where pages cannot be taken in advance") {
+    TemporaryFolder folder;
+    std::size_t members = 0;
+    std::thread{[&] {
+      if (try_fail_fallocate(EOPNOTSUPP)) {
+        ShareTable table{folder.path() / "table", 100_MiB, 0, 1};
+        members = table.members().size();
+      }
+    }}.join();
+    CHECK(members == 1);
+  }
+
   TEST_CASE("ShareTable: a process that cannot join gets the reason") {
     TemporaryFolder folder;
     auto const file = folder.path() / "table";
@@ -166,7 +365,13 @@ TEST_SUITE("ShareTable") {
       return what.find(part) != std::string::npos;
     };
     CHECK(says(reason(100, 200, 1), "at most the capacity"));
-    CHECK(says(reason(100, 0, 0), "a weight above 0"));
+    for (double const weight : {0.0,
+                                -1.0,
+                                1e-300,
+                                std::numeric_limits<double>::infinity(),
+                                std::numeric_limits<double>::quiet_NaN()}) {
+      CHECK(says(reason(100, 0, weight), "a weight from 1e-6 to 1e6"));
+    }
     {
       ShareTable const first{file, 100_MiB, 60_MiB, 1};
       CHECK(says(reason(90_MiB, 0, 1), "another capacity"));

@@ -90,7 +90,8 @@ class PoolBench {
   }
 
   /// A slot, growing the pool if need be.
-  [[nodiscard]] static spillway::HostSlotId take(pool_type& pool, std::size_t bytes) {
+  template <class Pool>
+  [[nodiscard]] static spillway::HostSlotId take(Pool& pool, std::size_t bytes) {
     auto id = pool.try_take(bytes);
     if (!id && pool.try_grow(bytes)) {
       id = pool.try_take(bytes);

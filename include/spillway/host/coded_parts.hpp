@@ -102,6 +102,7 @@ class CodedParts {
       if (part.begin == 0) {
         all.in_file.emplace(*io_,
                             *all.job->slot,
+                            all.job->slot_version,
                             all.job->pieces,
                             all.job->access,
                             std::span{all.memory.get(), file_bytes});

@@ -58,6 +58,7 @@ struct FileFailure {
   std::uint64_t file_offset = 0;
   std::size_t bytes = 0;
   bool is_read = false;      // false: a write was refused, and there was no memory for its bytes
+  bool was_read = false;     // after that write was refused, a read of the slot has run
   bool is_direct = false;    // a write was refused whose bytes were only on the device
   bool is_encoding = false;  // no call failed, but the encoded bytes are not what was written
 };
@@ -86,10 +87,21 @@ struct HostSlot {
   bool is_enqueueing_write = false;
   std::uint32_t read_jobs = 0;  // jobs of host functions that have not finished
   std::uint32_t write_jobs = 0;
-  bool is_given_back = false;  // the record stays only until the last job has finished
+  bool is_emptied = false;     // its memory was given back, and the owner keeps the record
+  bool is_given_back = false;  // the record stays only until nothing is unfinished
   std::vector<RescuedPiece> rescued;
   std::optional<FileFailure> failure;
   bool is_failure_told = false;  // the failure was reported to the owner of the slot
+  // How often the owner has overwritten what it had read from here. Failures of transfers that were
+  // enqueued before that concern nobody.
+  std::uint32_t version = 0;
+  // The slot that took the place of this one before the reads of this one had run. If one of them
+  // fails, the bytes in the heir are wrong, too. So the record of the heir stays until they have
+  // run (`unfinished_ancestors`).
+  HostSlot* heir = nullptr;
+  std::uint32_t heir_version = 0;
+  std::uint32_t unfinished_ancestors = 0;
+  bool has_ancestors = false;
 
   /// Returns the reason why a transfer must not begin, or null if it may.
   [[nodiscard]] char const* refusal(std::size_t transfer_bytes, SlotAccess access) const noexcept {
@@ -124,17 +136,23 @@ struct HostSlot {
       is_enqueueing_write = true;
     }
   }
-  /// Notes a transfer that was enqueued. If `host_done` is empty nothing was enqueued, and the slot
-  /// is as before.
-  void
-  end_transfer(SlotAccess access, Fence const& host_done, std::size_t finished_bytes) noexcept {
+  /// Notes the end of a call that enqueues a transfer.
+  ///
+  /// @param host_done      the enqueued work that uses the slot; empty, too, if it has run already
+  ///                       on a caller's stream
+  /// @param has_begun      whether any of the transfer was enqueued; otherwise the slot is as before
+  /// @param finished_bytes by a write that was enqueued completely; 0 by any other one
+  void end_transfer(SlotAccess access,
+                    Fence const& host_done,
+                    bool has_begun,
+                    std::size_t finished_bytes) noexcept {
     if (access == SlotAccess::read) {
       --enqueueing_reads;
       used.add(host_done);
       return;
     }
     is_enqueueing_write = false;
-    if (!host_done.is_empty()) {
+    if (has_begun) {
       written = host_done;  // covers all earlier uses, since the write waited for `fence_before`
       used.clear();
       written_bytes = finished_bytes;
@@ -142,6 +160,16 @@ struct HostSlot {
     }
   }
   [[nodiscard]] bool has_codec() const noexcept { return coding != CodingId{}; }
+  /// Whether a transfer that has been enqueued may still fail and so make the bytes wrong that the
+  /// owner has read from here, or from a slot that this one replaced.
+  [[nodiscard]] bool has_unfinished_reads() const noexcept {
+    return read_jobs != 0 || unfinished_ancestors != 0;
+  }
+  /// Whether nobody can read what is to be written here. The bytes of a slot without memory are
+  /// needed only by reads that have been enqueued.
+  [[nodiscard]] bool is_unneeded() const noexcept {
+    return (is_given_back || is_emptied) && read_jobs == 0;
+  }
 
   /// The number of unfinished jobs that read, or write, the slot.
   [[nodiscard]] std::uint32_t& jobs(SlotAccess access) noexcept {
@@ -258,13 +286,19 @@ class BasicHostLedger {
   /// their size is known, and while the slot is being written.
   void trim(HostSlot& slot) noexcept {
     if (slot.stored_bytes != 0 && !slot.is_enqueueing_write && slot.write_jobs == 0 &&
-        !slot.is_given_back) {
+        !slot.is_given_back && !slot.is_emptied) {
       slot.bytes = at(slot.tier).map.trim(slot.chain, slot.stored_bytes, slot.last_uses());
     }
   }
 
   /// Frees a slot. @returns false if `id` names none, or one that a call is using
   bool give_back(HostSlotId id, Fence const& last_use) noexcept;
+  /// Frees the memory of a slot, and keeps its record, so that failures of reads that have been
+  /// enqueued can still be reported to the owner. @returns false as `give_back`
+  bool empty(HostSlotId id, Fence const& last_use) noexcept;
+  /// Frees a slot whose owner has taken `heir` in its place, for bytes that it read from the first.
+  /// @returns false as `give_back`
+  bool bequeath(HostSlotId id, HostSlotId heir) noexcept;
 
   /// The slot, or null for an id that is stale or from another pool. The reference stays valid.
   [[nodiscard]] HostSlot* find(HostSlotId id) noexcept {
@@ -300,17 +334,42 @@ class BasicHostLedger {
 
   /// Forgets a slot that was given back, once its last job has finished.
   void forget_if_unused(HostSlot& slot) noexcept {
-    if (slot.is_given_back && slot.read_jobs == 0 && slot.write_jobs == 0) {
-      slots_.erase(slot.self);
+    HostSlot* unused = &slot;
+    while (unused != nullptr && unused->is_given_back && !unused->has_unfinished_reads() &&
+           unused->write_jobs == 0) {
+      HostSlot* const heir = unused->heir;
+      slots_.erase(unused->self);
+      if (heir != nullptr) {
+        --heir->unfinished_ancestors;
+      }
+      unused = heir;
     }
   }
 
   /// Notes that a slot lost bytes.
-  void note_failure(HostSlot& slot, FileFailure const& failure) noexcept {
-    slot.failure = failure;
-    if (slot.is_given_back) {
-      orphan_failure_ = failure;
+  ///
+  /// @param version  that of the slot when the transfer was enqueued
+  void note_failure(HostSlot& slot, std::uint32_t version, FileFailure const& failure) noexcept {
+    HostSlot* loser = &slot;
+    while (version == loser->version) {
+      loser->failure = failure;
+      if (!loser->is_given_back) {
+        return;
+      }
+      if (loser->heir == nullptr) {
+        orphan_failure_ = failure;
+        return;
+      }
+      version = loser->heir_version;
+      loser = loser->heir;
     }
+  }
+  /// Forgets the failures of all transfers of a slot that have been enqueued, since the owner has
+  /// overwritten what it read.
+  static void forget_failures(HostSlot& slot) noexcept {
+    ++slot.version;
+    slot.failure.reset();
+    slot.is_failure_told = false;
   }
   /// Returns the last loss that was not reported to the owner of a slot, and forgets it.
   [[nodiscard]] std::optional<FileFailure> take_orphan_failure() noexcept {
@@ -367,6 +426,9 @@ class BasicHostLedger {
   }
 
  private:
+  /// Frees the memory of a slot that has some.
+  void free_memory(HostSlot& slot, Fence const& last_use) noexcept;
+
   struct Tier {
     SlabMap map{granule_bytes};
     std::vector<HostSlab> slabs;
@@ -460,18 +522,60 @@ inline bool BasicHostLedger<Lazy>::give_back(HostSlotId id, Fence const& last_us
   if (slot == nullptr || slot->enqueueing_reads > 0 || slot->is_enqueueing_write) {
     return false;
   }
-  // The slot's own fences must be included: if its owner has never used the bytes, copies of the
-  // previous owner may still be in flight, and `last_use` does not cover them.
-  Fence fence = slot->last_uses();
-  fence.add(last_use);
-  at(slot->tier).map.give_back(slot->chain, fence);
-  --at(slot->tier).slots;
+  if (!slot->is_emptied) {
+    free_memory(*slot, last_use);
+  }
   slot->is_given_back = true;
   if (slot->failure && !slot->is_failure_told) {
     orphan_failure_ = slot->failure;
   }
   forget_if_unused(*slot);
   return true;
+}
+
+template <class Lazy>
+inline bool BasicHostLedger<Lazy>::empty(HostSlotId id, Fence const& last_use) noexcept {
+  HostSlot* const slot = find(id);
+  if (slot == nullptr || slot->enqueueing_reads > 0 || slot->is_enqueueing_write) {
+    return false;
+  }
+  if (!slot->is_emptied) {
+    free_memory(*slot, last_use);
+    slot->is_emptied = true;
+  }
+  return true;
+}
+
+template <class Lazy>
+inline bool BasicHostLedger<Lazy>::bequeath(HostSlotId id, HostSlotId heir_id) noexcept {
+  HostSlot* const slot = find(id);
+  HostSlot* const heir = find(heir_id);
+  if (slot == nullptr || heir == nullptr) {
+    return false;
+  }
+  heir->has_ancestors = true;
+  if (slot->has_unfinished_reads()) {
+    ++heir->unfinished_ancestors;
+    slot->heir = heir;
+    slot->heir_version = heir->version;
+  }
+  if (slot->failure && !slot->is_failure_told) {
+    heir->failure = slot->failure;
+    slot->is_failure_told = true;
+  }
+  return give_back(id, {});
+}
+
+template <class Lazy>
+inline void BasicHostLedger<Lazy>::free_memory(HostSlot& slot, Fence const& last_use) noexcept {
+  // The slot's own fences must be included: if its owner has never used the bytes, copies of the
+  // previous owner may still be in flight, and `last_use` does not cover them.
+  Fence fence = slot.last_uses();
+  fence.add(last_use);
+  at(slot.tier).map.give_back(slot.chain, fence);
+  --at(slot.tier).slots;
+  slot.chain = {};
+  slot.bytes = slot.takes_bytes = slot.written_bytes = 0;  // enqueued reads need `stored_bytes`
 }
 
 SPILLWAY_COMPILED_PART(class BasicHostLedger<>);

@@ -154,8 +154,11 @@ class HostTransfers {
       for (std::size_t i = 0; i < entries().size(); ++i) {
         TransferRequest const& request = requests_[i];
         bool const is_enqueued = request.state == TransferState::enqueued;
+        Fence const& done = request.done.host_done;
+        bool const is_torn =
+            request.state == TransferState::torn && (may_have_begun_ || !done.is_empty());
         entries()[i].slot->end_transfer(
-            access_, request.done.host_done, is_enqueued ? request.bytes : 0);
+            access_, done, is_enqueued || is_torn, is_enqueued ? request.bytes : 0);
         owner_->ledger_->trim(*entries()[i].slot);
       }
       lists_.entries.clear();
@@ -218,6 +221,9 @@ class HostTransfers {
     [[nodiscard]] Job* first_chunk() const noexcept { return first_chunk_; }
     /// The jobs of the first chunk belong to an enqueued host function, which gives them back.
     void set_first_chunk(Job* next) noexcept { first_chunk_ = next; }
+
+    /// Notes that part of a transfer that failed may have been enqueued.
+    void note_begun() noexcept { may_have_begun_ = true; }
 
     void answer(TransferState state, Transfer const& done) noexcept {
       for (TransferRequest& request : requests()) {
@@ -302,6 +308,7 @@ class HostTransfers {
     Job* last_chunk_ = nullptr;
     Job* last_job_ = nullptr;
     SlotCodecs::Job* coded_ = nullptr;
+    bool may_have_begun_ = false;
   };
 
   // All transfers of a batch are done at one point. With 8 MiB the first waits at most 0.16 ms for
@@ -357,7 +364,7 @@ class HostTransfers {
   static void run_in_file(void* argument) noexcept {
     auto& job = *static_cast<SlotCodecs::Job*>(argument);
     typename Io::Cursor slot{
-        *static_cast<Io*>(job.io), *job.slot, job.pieces, job.access, job.chunk};
+        *static_cast<Io*>(job.io), *job.slot, job.slot_version, job.pieces, job.access, job.chunk};
     SlotCodecs::run(job, slot);
   }
 
@@ -457,6 +464,7 @@ void HostTransfers<Device, FileIo>::enqueue(SlotAccess access,
       done.device_done.add(order_->mark(at));
       if (!has_chunks && batch.copies().size() > 1) {  // some of them may have been enqueued
         done.host_done = done.device_done;
+        batch.note_begun();
       }
       batch.answer(TransferState::torn, done);
       throw;

@@ -210,6 +210,7 @@ class BasicSlotCodecs {
     BasicSlotCodecs* owner = nullptr;
     Job* next = nullptr;  // next idle job
     HostSlot* slot = nullptr;
+    std::uint32_t slot_version = 0;  // when the job was made
     Coding* coding = nullptr;
     SlotAccess access{};
     std::byte* device = nullptr;
@@ -328,6 +329,7 @@ class BasicSlotCodecs {
     idle_ = std::exchange(job.next, nullptr);
     job.owner = this;
     job.slot = &slot;
+    job.slot_version = slot.version;
     job.coding = &at(slot.coding);
     job.access = access;
     job.device = request.device;
@@ -372,7 +374,7 @@ class BasicSlotCodecs {
   /// Whether anybody can still read what a job is to write.
   [[nodiscard]] bool is_needed(Job const& job) const noexcept {
     std::scoped_lock const lock{*mutex_};
-    return !job.slot->is_given_back || job.slot->read_jobs > 0;
+    return !job.slot->is_unneeded();
   }
   /// Encodes the bytes of a block from `begin` on, which are at `memory`. They begin with a stripe.
   template <class Cursor>
@@ -395,6 +397,7 @@ class BasicSlotCodecs {
     if (!are_sound) {
       ++failed_reads_;
       ledger_->note_failure(*job.slot,
+                            job.slot_version,
                             FileFailure{.bytes = job.bytes, .is_read = true, .is_encoding = true});
     }
     give_back(job);

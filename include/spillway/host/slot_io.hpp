@@ -66,6 +66,7 @@ class SlotIo {
     Job* next = nullptr;        // the next job of the same host function
     Job* next_chunk = nullptr;  // in the first job of a chunk: the first job of the next chunk
     HostSlot* slot = nullptr;
+    std::uint32_t slot_version = 0;  // when the job was made
     HostPiece piece{};
     std::byte* chunk = nullptr;  // its place in the chunk; `device` in a direct transfer
     std::size_t chunk_offset = 0;
@@ -96,7 +97,7 @@ class SlotIo {
       idle_ = &jobs_.emplace_back();
     }
     Job& job = *std::exchange(idle_, idle_->next);
-    job = Job{.owner = this, .slot = &slot, .access = access};
+    job = Job{.owner = this, .slot = &slot, .slot_version = slot.version, .access = access};
     ++slot.jobs(access);
     return job;
   }
@@ -355,9 +356,7 @@ class SlotIo {
 
   void note_result(Job const& job, int error) noexcept {
     if (job.access == SlotAccess::read) {
-      if (error != 0) {
-        note_lost_read(job, error);
-      }
+      error != 0 ? note_lost_read(job, error) : note_read_of_lost_write(job);
     } else if (error != 0) {
       rescue(job, error);
     } else {
@@ -388,11 +387,8 @@ class SlotIo {
     return static_cast<std::size_t>(last->chunk - first.chunk) + file_bytes(*last);
   }
 
-  /// Returns false for a slot that was given back and has no read enqueued: its bytes cannot be
-  /// read any more. The lock is held.
-  [[nodiscard]] bool is_needed(Job const& job) const noexcept {
-    return !job.slot->is_given_back || job.slot->read_jobs > 0;
-  }
+  /// Whether anybody can still read what a job is to write. The lock is held.
+  [[nodiscard]] bool is_needed(Job const& job) const noexcept { return !job.slot->is_unneeded(); }
 
   /// Returns how many bytes a file call transfers for a job. Direct I/O and checksums need whole
   /// sectors, for which chunk and slot have room, since the granule of the file tier is a sector.
@@ -439,6 +435,7 @@ class SlotIo {
       job.slot->rescued.push_back(std::move(rescued));
     } catch (std::bad_alloc const&) {  // the bytes are lost
       ledger_->note_failure(*job.slot,
+                            job.slot_version,
                             FileFailure{.error = error,
                                         .file_offset = job.piece.file_offset,
                                         .bytes = job.piece.bytes,
@@ -463,10 +460,21 @@ class SlotIo {
     std::scoped_lock const lock{*mutex_};
     ++failed_reads_;
     ledger_->note_failure(*job.slot,
+                          job.slot_version,
                           FileFailure{.error = error,
                                       .file_offset = job.piece.file_offset,
                                       .bytes = job.piece.bytes,
                                       .is_read = true});
+  }
+
+  /// If an earlier write of the slot has lost its bytes, this read has got others.
+  void note_read_of_lost_write(Job const& job) noexcept {
+    std::scoped_lock const lock{*mutex_};
+    if (job.slot->failure && !job.slot->failure->is_read && !job.slot->failure->was_read) {
+      FileFailure failure = *job.slot->failure;
+      failure.was_read = true;
+      ledger_->note_failure(*job.slot, job.slot_version, failure);
+    }
   }
 
   /// Ends this job's use of its slot, which may be forgotten then. The lock is held.
@@ -497,6 +505,7 @@ class SlotIo<FileIo>::Cursor {
  public:
   Cursor(SlotIo& io,
          HostSlot& slot,
+         std::uint32_t slot_version,
          std::vector<HostPiece> const& pieces,
          SlotAccess access,
          std::span<std::byte> chunk)
@@ -507,6 +516,7 @@ class SlotIo<FileIo>::Cursor {
     SPILLWAY_ASSERT(count_ * part_bytes_ <= chunk.size());
     for (std::size_t i = 0; i < count_; ++i) {
       parts_[i].slot = &slot;
+      parts_[i].slot_version = slot_version;
       parts_[i].access = access;
       parts_[i].chunk = chunk.data() + i * part_bytes_;
     }

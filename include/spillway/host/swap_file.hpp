@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -146,7 +147,8 @@ class SwapFile {
   /// The alignment that O_DIRECT needs of offsets, sizes and addresses, and the unit of checksums.
   static constexpr std::size_t unit_bytes = FileChecksums::unit_bytes;
 
-  /// @throws FileTierError naming the path and the system's reason
+  /// @throws FileTierError naming the path and the system's reason; std::bad_alloc. There is no new
+  ///         file then
   SwapFile(std::string path, bool wants_direct_io, FileIo io, bool wants_checksums = false)
       : path_{std::move(path)},
         io_{std::move(io)},
@@ -158,7 +160,12 @@ class SwapFile {
       fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
       if (fd_ >= 0) {
         is_named_ = true;
-        make_absolute();
+        try {
+          make_absolute();
+        } catch (...) {
+          close();
+          throw;
+        }
       }
     }
     if (fd_ < 0) {
@@ -177,10 +184,7 @@ class SwapFile {
   SwapFile(SwapFile const&) = delete;
   SwapFile& operator=(SwapFile const&) = delete;
   ~SwapFile() {
-    if (is_named_ && is_owner() && is_at(path_)) {
-      ::unlink(path_.c_str());
-    }
-    ::close(fd_);
+    close();
   }
 
   /// Reserves room for `bytes`: in a range that was released, else at the end of the file.
@@ -265,10 +269,19 @@ class SwapFile {
   }
   /// Makes the path absolute, since the program may change its working directory.
   void make_absolute() {
-    if (char* const name = ::realpath(path_.c_str(), nullptr)) {
-      path_ = name;
-      ::free(name);
+    struct Free {
+      void operator()(char* memory) const noexcept { ::free(memory); }
+    };
+    std::unique_ptr<char, Free> const name{::realpath(path_.c_str(), nullptr)};
+    if (name != nullptr) {
+      path_ = name.get();
     }
+  }
+  void close() noexcept {
+    if (is_named_ && is_owner() && is_at(path_)) {
+      ::unlink(path_.c_str());
+    }
+    ::close(fd_);
   }
   /// Whether `path` still names this file: it may have been renamed and another one created.
   [[nodiscard]] bool is_at(std::string const& path) const noexcept {

@@ -423,8 +423,8 @@ class Blocks {
       if (std::exchange(block.is_host_valid, false)) {
         note_host_slot(id, block);
       }
-      if (access == Access::write) {
-        block.is_read_unchecked = false;
+      if (access == Access::write && std::exchange(block.is_read_unchecked, false)) {
+        pool_.forget_failures(block.host);  // the bytes that were swapped in concern nobody now
       }
       if (state == BlockState::filling) {
         block.filler = nullptr;

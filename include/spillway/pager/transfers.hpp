@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <exception>
 #include <functional>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -65,11 +66,14 @@ class Transfers {
   Transfers(Transfers const&) = delete;
   Transfers& operator=(Transfers const&) = delete;
 
-  /// Frees the host slot of a resident block, which must be copied again when it leaves.
-  void give_up_host_copy(BlockRecord& block) {
-    pool_.give_back(std::exchange(block.host, HostSlotId{}));
+  /// Frees the memory of a resident block's host slot, so that the block must be copied again when
+  /// it leaves. The block keeps an empty slot while its swap-in may turn out to have failed.
+  void give_up_host_copy(BlockRecord& block, Fence const& last_use = {}) {
     block.is_host_valid = false;
-    block.is_read_unchecked = false;  // the pool's `check()` reports failures of a freed slot
+    if (!block.is_read_unchecked || !pool_.try_empty(block.host, last_use)) {
+      pool_.give_back(std::exchange(block.host, HostSlotId{}), last_use);
+      block.is_read_unchecked = false;
+    }
   }
 
   /// Whether the swap-in of a resident block has failed and the block was not overwritten since.
@@ -171,7 +175,7 @@ class Transfers {
     }
     for (BlockId const id : victims) {
       BlockRecord& block = blocks_.at(id);
-      block.is_host_valid = block.is_host_valid || has_lost_bytes(block);
+      block.is_host_valid = may_be_dropped(block);
       departures.push_back({.id = id,
                             .block = &block,
                             .after = block.last_uses(),
@@ -222,7 +226,8 @@ class Transfers {
       if (departure.may_leave && (is_copied || !departure.needs_copy)) {
         freed += departure.block->bytes;
         if (!is_copied && !departure.block->is_clean() && departure.block->host != HostSlotId{}) {
-          give_up_host_copy(*departure.block);  // its slot holds outdated bytes
+          pool_.forget_failures(departure.block->host);  // its slot holds outdated bytes
+          give_up_host_copy(*departure.block);
         }
         blocks_.commit_swap_out(
             departure.id, is_copied, departure.copy, departure.is_vacated, reason);
@@ -424,25 +429,42 @@ class Transfers {
 
   /// Called when a copy failed of which a part may have been enqueued: the slot's contents are then
   /// undefined.
-  void forget_host_copy(BlockRecord& block) noexcept {
+  void forget_host_copy(BlockRecord& block) {
     Ticket const reached = streams_.out().mark();
     block.used.add(reached);
-    pool_.give_back(block.host, reached);
-    block.host = HostSlotId{};
-    block.is_read_unchecked = false;
+    give_up_host_copy(block, reached);
   }
 
-  /// Takes a slot in the host pool for a block, if need be by freeing slots of resident blocks.
-  /// @returns false if there is none
+  /// Whether a block can leave without a copy as far as its host slot is concerned: the slot has
+  /// the bytes, or the bytes on the device are wrong, which the next read reports from there.
+  [[nodiscard]] bool may_be_dropped(BlockRecord const& block) {
+    if (!block.is_host_valid || block.is_read_unchecked) {
+      return block.is_host_valid || has_lost_bytes(block);
+    }
+    return block.host == HostSlotId{} || !pool_.has_lost_write(block.host);
+  }
+
+  /// Makes sure that a block has a slot in the host pool that can be written, if need be by freeing
+  /// slots of resident blocks. @returns false if there is none
   bool take_host_slot(BlockRecord& block) {
-    if (block.host != HostSlotId{} && !pool_.takes_bytes(block.host, block.coding)) {
+    if (block.host != HostSlotId{}) {
+      if (pool_.takes_bytes(block.host, block.coding)) {
+        return true;
+      }
       give_up_host_copy(block);
     }
+    auto const slot = try_take_slot_for(block);
+    if (slot && block.host != HostSlotId{}) {
+      pool_.replace(block.host, *slot);
+    }
+    block.host = slot ? *slot : block.host;
+    return slot.has_value();
+  }
+  [[nodiscard]] std::optional<HostSlotId> try_take_slot_for(BlockRecord const& block) {
     bool has_asked = false;
-    while (block.host == HostSlotId{}) {
+    for (;;) {
       if (auto const slot = pool_.try_take(block.requested_bytes, block.coding)) {
-        block.host = *slot;
-        break;
+        return slot;
       }
       bool has_grown = false;
       {
@@ -453,13 +475,12 @@ class Transfers {
         continue;
       }
       if (!std::exchange(has_asked, true) && !may_take_with_needless_ones(block)) {
-        return false;  // even freeing all of them would not make room
+        return std::nullopt;  // even freeing all of them would not make room
       }
       if (!give_up_needless_one()) {
-        return false;
+        return std::nullopt;
       }
     }
-    return true;
   }
 
   /// Calls `visit(block)`, until it returns false, for the resident blocks whose host slot could be
@@ -470,11 +491,10 @@ class Transfers {
     blocks_.kept_copies().each([&](BlockId id) {
       using enum KeptCopies::Visited;
       BlockRecord& block = blocks_.at(id);
-      if (!block.is_resident() || block.host == HostSlotId{}) {
+      if (!block.is_resident() || block.host == HostSlotId{} || pool_.size_bytes(block.host) == 0) {
         return goes;
       }
-      bool const is_needless =
-          !block.is_in_transit() && block.state() != BlockState::filling && !has_lost_bytes(block);
+      bool const is_needless = !block.is_in_transit() && block.state() != BlockState::filling;
       return !is_needless || visit(block) ? stays : ends_the_visit;
     });
   }

@@ -48,7 +48,8 @@ namespace spillway::detail {
 /// Each member holds an open file description lock (Linux 3.15) on a byte of the file. When its
 /// process ends, even by a crash, the system releases the lock, and what the member held is free. A
 /// forked child shares the file description, so the lock lasts until both parent and child have
-/// ended. The whole table is locked in the same way, for some microseconds at a time.
+/// ended. The whole table is locked in the same way, for some microseconds at a time, but through a
+/// file description of its own each time: see `Locked`.
 ///
 /// Threads  thread-safe
 template <class = Lazily>
@@ -59,9 +60,10 @@ class BasicShareTable {
   /// Joins the programs that share `capacity_bytes` by `file`, which is created if it does not
   /// exist.
   ///
-  /// @throws std::system_error if the file cannot be opened, locked or mapped; ContractViolation if
-  ///         it is not such a table, if its members share another capacity or are promised so much
-  ///         that `least_bytes` are not left, or if it has 64 members already
+  /// @throws std::system_error if the file cannot be opened, locked or mapped, or if there is no
+  ///         room for it; ContractViolation if it is not such a table, if its members share another
+  ///         capacity or are promised so much that `least_bytes` are not left, or if it has 64
+  ///         members already
   BasicShareTable(std::string const& file,
                   std::uint64_t capacity_bytes,
                   std::uint64_t least_bytes,
@@ -127,20 +129,42 @@ class BasicShareTable {
   }
 
   /// The right to read and write the table, among threads and among processes.
+  ///
+  /// If the table were locked through `fd_` and the process were killed at that moment, its forked
+  /// children, which share that file description, would keep the table locked for all programs. So
+  /// the file is opened again each time, which takes a few microseconds. A child that is forked at
+  /// that moment shares the new description, but the parent still unlocks it.
   class Locked {
    public:
-    explicit Locked(BasicShareTable& table) : table_{table}, guard_{table.mutex_} {
-      if (!table_.lock(table_byte, F_OFD_SETLKW)) {
+    explicit Locked(BasicShareTable& table)
+        : guard_{table.mutex_},
+          opened_{::open(table.path_again_.c_str(), O_RDWR | O_CLOEXEC)},
+          // A program that may open no more files, or none of this user any more, goes on sharing.
+          fd_{opened_ >= 0 ? opened_ : table.fd_} {
+      if (!lock(fd_, table_byte, F_OFD_SETLKW)) {
+        int const error = errno;
+        close();
+        errno = error;
         throw_error("lock");
       }
     }
     Locked(Locked const&) = delete;
     Locked& operator=(Locked const&) = delete;
-    ~Locked() { table_.unlock(table_byte); }
+    ~Locked() {
+      unlock(fd_, table_byte);
+      close();
+    }
 
    private:
-    BasicShareTable& table_;
+    void close() noexcept {
+      if (opened_ >= 0) {
+        ::close(opened_);
+      }
+    }
+
     std::scoped_lock<std::mutex> guard_;
+    int opened_;
+    int fd_;
   };
 
   [[noreturn]] static void throw_error(char const* what) {
@@ -154,17 +178,17 @@ class BasicShareTable {
     lock.l_len = 1;
     return lock;
   }
-  [[nodiscard]] bool lock(off_t byte, int command) noexcept {
+  [[nodiscard]] static bool lock(int fd, off_t byte, int command) noexcept {
     struct flock lock = flock_of(byte, F_WRLCK);
     int result = -1;
     do {
-      result = ::fcntl(fd_, command, &lock);
+      result = ::fcntl(fd, command, &lock);
     } while (result != 0 && errno == EINTR);
     return result == 0;
   }
-  void unlock(off_t byte) noexcept {
+  static void unlock(int fd, off_t byte) noexcept {
     struct flock lock = flock_of(byte, F_UNLCK);
-    static_cast<void>(::fcntl(fd_, F_OFD_SETLK, &lock));
+    static_cast<void>(::fcntl(fd, F_OFD_SETLK, &lock));
   }
   /// Whether another member has locked its byte.
   [[nodiscard]] bool is_alive(std::size_t slot) noexcept {
@@ -173,6 +197,7 @@ class BasicShareTable {
   }
 
   void open(std::string const& file);
+  void allocate();
   void join(std::uint64_t capacity_bytes, std::uint64_t least_bytes, double weight);
   void close() noexcept;
   void drop_the_dead() noexcept;
@@ -181,6 +206,7 @@ class BasicShareTable {
   std::mutex mutex_;
   pid_t process_ = ::getpid();
   int fd_ = -1;
+  std::string path_again_;  // opens the file of `fd_` again, even if its name is another's by now
   Layout* table_ = nullptr;
   std::size_t own_ = most_members;
   std::array<ShareRequest, most_members> requests_{};
@@ -195,8 +221,8 @@ BasicShareTable<Lazy>::BasicShareTable(std::string const& file,
                                        std::uint64_t capacity_bytes,
                                        std::uint64_t least_bytes,
                                        double weight) {
-  expects(weight > 0 && least_bytes <= capacity_bytes,
-          "a share has a weight above 0, and is promised at most the capacity");
+  expects(weight >= 1e-6 && weight <= 1e6 && least_bytes <= capacity_bytes,
+          "a share has a weight from 1e-6 to 1e6, and is promised at most the capacity");
   try {
     open(file);
     join(capacity_bytes, least_bytes, weight);
@@ -212,6 +238,7 @@ BasicShareTable<Lazy>::~BasicShareTable() {
     if (is_own()) {
       Locked const locked{*this};
       table_->slots[own_] = {};
+      unlock(fd_, byte_of(own_));  // closing the file would not do so while a forked child lives
     }
   } catch (std::system_error const&) {  // NOLINT(bugprone-empty-catch): see the class comment
   }
@@ -228,6 +255,7 @@ void BasicShareTable<Lazy>::open(std::string const& file) {
   if (fd_ < 0) {
     throw std::system_error{errno, std::generic_category(), file};
   }
+  path_again_ = "/proc/self/fd/" + std::to_string(fd_);
   Locked const locked{*this};
   struct stat status {};
   if (::fstat(fd_, &status) != 0) {
@@ -235,9 +263,7 @@ void BasicShareTable<Lazy>::open(std::string const& file) {
   }
   expects(status.st_size == 0 || static_cast<std::size_t>(status.st_size) == sizeof(Layout),
           no_table);
-  if (status.st_size == 0 && ::ftruncate(fd_, sizeof(Layout)) != 0) {
-    throw_error("ftruncate");
-  }
+  allocate();
   void* const memory = ::mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
   if (memory == MAP_FAILED) {
     throw_error("mmap");
@@ -245,6 +271,24 @@ void BasicShareTable<Lazy>::open(std::string const& file) {
   table_ = static_cast<Layout*>(memory);
   expects(table_->kind == kind || table_->kind == 0, no_table);
   table_->kind = kind;
+}
+
+/// Makes the file as long as the table, and takes room for all of it, since the first access to a
+/// page for which a full disk has no room would end the process by SIGBUS. A file that exists may
+/// consist of holes, too.
+template <class Lazy>
+void BasicShareTable<Lazy>::allocate() {
+  int error = EINTR;
+  while (error == EINTR) {
+    error = ::posix_fallocate(fd_, 0, sizeof(Layout));
+  }
+  if (error == EOPNOTSUPP || error == EINVAL) {  // not on this file system
+    error = ::ftruncate(fd_, sizeof(Layout)) == 0 ? 0 : errno;
+  }
+  if (error != 0) {
+    errno = error;
+    throw_error("posix_fallocate");
+  }
 }
 
 template <class Lazy>
@@ -270,7 +314,7 @@ void BasicShareTable<Lazy>::join(std::uint64_t capacity_bytes,
   expects(unused != most_members, "64 programs share the device by this file already");
   expects(least_bytes <= capacity_bytes - std::min(capacity_bytes, promised_bytes),
           "the other programs are promised so much that the share's least_bytes are not left");
-  if (!lock(byte_of(unused), F_OFD_SETLK)) {
+  if (!lock(fd_, byte_of(unused), F_OFD_SETLK)) {
     throw_error("lock");
   }
   own_ = unused;
@@ -360,8 +404,10 @@ typename BasicShareTable<Lazy>::Advice BasicShareTable<Lazy>::update(std::uint64
   std::uint64_t free_bytes = table_->capacity_bytes;
   std::uint64_t claimable_bytes = table_->capacity_bytes + own.least_bytes;
   for (Slot const& slot : slots) {
-    free_bytes -= slot.held_bytes;
-    claimable_bytes -= slot.least_bytes;
+    if (slot.is_taken != 0) {  // a process may have been killed while it was clearing a slot
+      free_bytes -= slot.held_bytes;
+      claimable_bytes -= slot.least_bytes;
+    }
   }
   std::uint64_t const fair_bytes = shares_[own_];
   if (own.held_bytes < fair_bytes) {

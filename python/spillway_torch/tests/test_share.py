@@ -162,7 +162,7 @@ stop_at("end")
     program = programs(body)
     assert "the device is shared already" in program.next()
     assert "the limit is this program's share" in program.next()
-    assert program.next() == ("ValueError: spillway_torch.share(): weight is above 0, and idle_after and patience are "
+    assert program.next() == ("ValueError: spillway_torch.share(): weight is from 1e-6 to 1e6, and idle_after and patience are "
                               "seconds")
     assert "bytes are a whole number" in program.next()
     assert program.next().startswith("OutOfMemoryError: ")
