@@ -5,6 +5,7 @@
 #include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/core/error.hpp>
+#include <spillway/core/host_mapping.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/host/host_tier.hpp>
@@ -40,8 +41,6 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
-
-#include <unistd.h>
 
 namespace spillway {
 
@@ -102,7 +101,7 @@ class DeviceAllocator {
     /// in addition to the capacity.
     std::size_t bounce_bytes = 4_MiB;
     /// Where swapped-out bytes go. If no tier is given, they go to pinned memory, which grows as
-    /// needed up to half of the machine's memory.
+    /// needed up to half of the machine's memory, or of what a container leaves of it.
     HostPoolOptions host{};
     PagerOptions paging{};
     /// Policy objects to use, for policies that have parameters, such as
@@ -745,9 +744,7 @@ class DeviceAllocator {
       is_memory_shared = device.shares_host_memory();
     }
     if (is_unset && options.paging.swapping && !is_memory_shared) {
-      auto const pages = static_cast<std::size_t>(std::max(0L, sysconf(_SC_PHYS_PAGES)));
-      auto const page_bytes = static_cast<std::size_t>(std::max(0L, sysconf(_SC_PAGESIZE)));
-      host.pinned_bytes = pages * page_bytes / 2;
+      host.pinned_bytes = detail::HostMemory::usable_bytes() / 2;
     }
     return host;
   }

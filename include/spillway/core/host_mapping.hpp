@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/config.hpp>
+
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
 #include <utility>
 
 #include <sys/mman.h>
@@ -10,6 +17,81 @@
 #include <unistd.h>
 
 namespace spillway::detail {
+
+/// Finds out how much memory this process may use.
+///
+/// Source: the kernel's documents "Control Group v2" (memory.max) and "Memory Resource Controller"
+/// (memory.limit_in_bytes, version 1).
+template <class = Lazily>
+class BasicHostMemory {
+ public:
+  /// Returns the bytes of the machine's memory, or the least limit of the control groups that this
+  /// process is in, if that is less: of a container, a service or a batch job, for example.
+  ///
+  /// @param root  the folder in which `/proc` and `/sys` are; other than the default only in tests
+  [[nodiscard]] static std::size_t usable_bytes(std::string const& root = {}) {
+    auto const pages = static_cast<std::size_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES)));
+    auto const page_bytes = static_cast<std::size_t>(std::max(0L, ::sysconf(_SC_PAGESIZE)));
+    std::size_t least = pages * page_bytes;
+    for_each_line(root + "/proc/self/cgroup", [&](std::string line) {  // NUMBER:CONTROLLERS:PATH
+      std::size_t const first = line.find(':');
+      std::size_t const second = line.find(':', first + 1);
+      if (second == std::string::npos) {
+        return;
+      }
+      std::string const controllers = line.substr(first + 1, second - first - 1);
+      std::string path = line.substr(second + 1);
+      bool const is_version_2 = controllers.empty();
+      if (!is_version_2 && ("," + controllers + ",").find(",memory,") == std::string::npos) {
+        return;
+      }
+      std::string const mount = root + (is_version_2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
+      std::string const file = is_version_2 ? "/memory.max" : "/memory.limit_in_bytes";
+      // Each group is limited by those above it, too. In a container the path may be one of the
+      // host, which does not exist here; then the group at the top is that of the container.
+      for (bool is_top = false; !is_top;) {
+        path.resize(path.find_last_not_of('/') + 1);
+        is_top = path.empty();
+        for_each_line(mount + path + file, [&](std::string const& limit) {
+          char* end = nullptr;
+          errno = 0;
+          std::uint64_t const bytes = std::strtoull(limit.c_str(), &end, 10);
+          if (end != limit.c_str() && errno == 0) {  // no number: "max"
+            least = std::min<std::size_t>(least, bytes);
+          }
+        });
+        path.resize(is_top ? 0 : path.rfind('/'));
+      }
+    });
+    return least;
+  }
+
+ private:
+  /// Calls `visit` for each line of a file; for none if the file cannot be read.
+  template <class Visit>
+  static void for_each_line(std::string const& name, Visit visit) {
+    std::FILE* const file = std::fopen(name.c_str(), "re");
+    if (file == nullptr) {
+      return;
+    }
+    char* line = nullptr;
+    std::size_t room = 0;
+    try {
+      for (ssize_t length = 0; (length = ::getline(&line, &room, file)) > 0;) {
+        auto const bytes = static_cast<std::size_t>(length);
+        visit(std::string{line, line[bytes - 1] == '\n' ? bytes - 1 : bytes});
+      }
+    } catch (...) {
+      std::free(line);
+      std::fclose(file);
+      throw;
+    }
+    std::free(line);
+    std::fclose(file);
+  }
+};
+
+using HostMemory = BasicHostMemory<>;
 
 /// Pageable memory mapped from the operating system, on one NUMA node if possible.
 ///
@@ -93,5 +175,7 @@ class HostMapping {
   std::size_t bytes_ = 0;
   bool is_bound_ = false;
 };
+
+SPILLWAY_COMPILED_PART(class BasicHostMemory<>);
 
 }  // namespace spillway::detail

@@ -4,6 +4,7 @@
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
+#include <spillway/core/host_mapping.hpp>
 #include <spillway/core/types.hpp>
 
 #include <algorithm>
@@ -25,7 +26,6 @@
 #include <vector>
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 namespace spillway {
 
@@ -52,7 +52,8 @@ enum class HostEvent : std::uint64_t {};
 /// least as long as on a link of that rate, separately in each direction.
 ///
 /// The system provides memory when it is first touched, not when it is reserved. Nothing is
-/// page-locked, since only the CPU accesses it. The machine's memory is the only limit.
+/// page-locked, since only the CPU accesses it. The only limit is the machine's memory, or what a
+/// container leaves of it.
 ///
 /// Threads  thread-safe.
 /// Streams  created ones are asynchronous; `HostStream::caller` is not, and may be used by all
@@ -278,6 +279,7 @@ class BasicHostApi {
   std::uint64_t last_event_ = 0;
   std::unordered_map<void*, std::size_t> maps_;
   std::size_t mapped_bytes_ = 0;
+  std::size_t const total_bytes_ = detail::HostMemory::usable_bytes();
   bool has_threads_ = true;  // false in a forked child
 };
 
@@ -343,11 +345,8 @@ void BasicHostApi<Lazy>::unmap(void* p, std::size_t bytes) noexcept {
 
 template <class Lazy>
 MemoryInfo BasicHostApi<Lazy>::memory_info() const {
-  auto const pages = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES));
-  auto const page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  std::size_t const total = pages * page_bytes;
   Guard const guard{mutex_};
-  return {mapped_bytes_ < total ? total - mapped_bytes_ : 0, total};
+  return {total_bytes_ - std::min(mapped_bytes_, total_bytes_), total_bytes_};
 }
 
 template <class Lazy>
