@@ -138,10 +138,10 @@ struct HostSlot {
   }
   /// Notes the end of a call that enqueues a transfer.
   ///
-  /// @param host_done      the enqueued work that uses the slot; empty, too, if it has run already
-  ///                       on a caller's stream
-  /// @param has_begun      whether any of the transfer was enqueued; otherwise the slot is as before
-  /// @param finished_bytes by a write that was enqueued completely; 0 by any other one
+  /// @param host_done       the enqueued work that uses the slot; empty, too, if it has run already
+  ///                        on a caller's stream
+  /// @param has_begun       whether any of the transfer was enqueued; if not, the slot is as before
+  /// @param finished_bytes  by a write that was enqueued completely; 0 by any other one
   void end_transfer(SlotAccess access,
                     Fence const& host_done,
                     bool has_begun,
