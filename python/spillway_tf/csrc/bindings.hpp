@@ -241,7 +241,9 @@ struct Bindings {
     m.def("keep", &keep, release());
     m.def("set_codec", &set_codec);
     py::class_<Held<Site>>(m, "Held", py::module_local())
-        .def(py::init<std::vector<std::size_t> const&>())
+        .def(py::init<std::vector<std::size_t> const&, bool>(),
+             py::arg("addresses"),
+             py::arg("may_write") = false)
         .def("__enter__", &Held<Site>::enter, release())
         .def("__exit__", [](Held<Site>& held, py::args const&) { held.exit(); });
   }

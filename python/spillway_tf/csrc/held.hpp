@@ -13,6 +13,9 @@
 namespace spillway_tf {
 
 /// Keeps buffers leased between `__enter__` and `__exit__`.
+///
+/// Bytes that are written in between are kept only if `may_write` was true: else the buffer counts
+/// as unchanged, and is dropped instead of being swapped out if the host still has a copy of it.
 template <class Site>
 class Held {
  public:

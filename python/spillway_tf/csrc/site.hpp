@@ -28,6 +28,8 @@ struct SiteState {
   spillway::framework::BufferLeases<Allocator> leases;
   spillway::tensorflow::StepDetector steps;
 
+  /// Support is off at first, as `install` promises, even if that fails after this.
+  ///
   /// @param device_argument  argument of the device's constructor
   template <class DeviceArgument>
   SiteState(DeviceArgument device_argument,
@@ -38,7 +40,9 @@ struct SiteState {
         stream{the_stream},
         memory{device, fitted(lookahead_ops, std::move(options))},
         most_bytes{memory.stats().capacity_bytes},
-        leases{memory, stream} {}
+        leases{memory, stream} {
+    leases.enable(false);
+  }
 
   [[nodiscard]] std::size_t limit() const { return memory.stats().capacity_bytes; }
 

@@ -74,17 +74,16 @@ def install(limit=None, host_limit=None, file_tier=None, *, device=None, file_li
         _host_limit = host_limit or _host_limit
         _C.install(limit or _limit_before_install, _host_limit, str(file_tier or ""),
                    _file_bytes(file_tier, file_limit), least_bytes)
+        _shims.install()
         if _C.kind == "gpu":
             tf.config.list_logical_devices()  # makes the devices, or raises an error that says why not
-        _C.enable(False)
-        _shims.install()
 
 
 def _kind_of(device):
-    """Returns "cpu" or "gpu" for the name of a device, or for None."""
+    """Returns "cpu" or "gpu" for the name of a device, or for None. GPUs that TensorFlow must not use do not count."""
     if device is None:
         has_part = bool(set(_built_for("gpu")) & {".".join(tf.__version__.split(".")[:2])})
-        return "gpu" if has_part and tf.config.list_physical_devices("GPU") else "cpu"
+        return "gpu" if has_part and _has_gpu() else "cpu"
     match = re.fullmatch(r"(?:/DEVICE:)?(CPU|GPU)(?::0)?", str(device).upper())
     if not match:
         raise ValueError(f"spillway_tf.install(device={device!r}): the devices are CPU:0 and GPU:0")
@@ -93,10 +92,26 @@ def _kind_of(device):
             raise RuntimeError(f"spillway_tf.install(device={device!r}): this TensorFlow was built without CUDA; "
                                "device=\"CPU:0\" works with it")
         _load_part(kind="gpu")
-        if not tf.config.list_physical_devices("GPU"):
+        if not _has_gpu():
             raise RuntimeError(f"spillway_tf.install(device={device!r}): TensorFlow finds no GPU here; device=\"CPU:0\" "
                                "works without one")
     return match[1].lower()
+
+
+def _has_gpu():
+    """Returns whether TensorFlow may use a GPU. Raises RuntimeError if it may use several. This has to be known before
+    TensorFlow's parts are replaced: afterwards it would fail to make its devices, and could not be put right again.
+    """
+    gpus = tf.config.get_visible_devices("GPU")
+    if len(gpus) > 1:
+        raise RuntimeError(f"spillway_tf.install: TensorFlow sees {len(gpus)} GPUs, and one can be served: before this call "
+                           "tf.config.set_visible_devices(gpus[:1], \"GPU\"), with gpus = "
+                           "tf.config.list_physical_devices(\"GPU\"), or install(device=\"CPU:0\")")
+    for gpu in gpus:
+        if len(tf.config.get_logical_device_configuration(gpu) or ()) > 1:
+            raise RuntimeError(f"spillway_tf.install: {gpu.name} is divided into several logical devices, and one can be "
+                               "served: call tf.config.set_logical_device_configuration with one, or not at all")
+    return bool(gpus)
 
 
 def set_lms_enabled(enabled):
@@ -201,26 +216,25 @@ def set_codec(codec, for_=None):
     codec  "lossless": zeros take almost no room, as in results of ReLU. Given up for tensors of a size that it does
            not make smaller. "bfloat16": float32 is rounded to bfloat16, which loses bits. None: bytes are copied, as
            at first
-    for_   a tensor or a variable, or a list or tuple of them, from their next swap-out on, for as long as each keeps
-           its memory; an assignment may give a variable other memory. Default: all tensors that are made from now on.
-           "bfloat16" can be set only for given tensors
+    for_   a tensor or a variable, or a list, tuple or dictionary of them, from their next swap-out on, for as long as
+           each keeps its memory; an assignment may give a variable other memory. Default: all tensors that are made
+           from now on. "bfloat16" can be set only for given tensors
 
     A codec holds for the whole memory that a tensor lies in. Memory that is shared with a tensor of another type, by
     `tf.bitcast`, must not have "bfloat16"; this cannot be checked. Tensors that are never swapped out are ignored.
 
-    Raises ValueError for another codec, or if a tensor that is to have "bfloat16" is not of float32, and
-    NotImplementedError on a GPU.
+    Raises ValueError for another codec, or if a tensor that is to have "bfloat16" is not of float32, TypeError for
+    what is no tensor, and NotImplementedError on a GPU.
     """
     codec = None if codec is None else str(codec)
-    things = None if for_ is None else for_ if isinstance(for_, (list, tuple)) else [for_]
     with _lock:
-        if codec is not None and things is None and not _C.is_installed():
+        if codec is not None and for_ is None and not _C.is_installed():
             install()
-        if things is None:
+        if for_ is None:
             if _C.is_installed():
                 _C.set_codec(codec, None)
             return
-        values = [value for thing in things for value in _shims.values_of(thing)]
+        values = _values_in(for_, "set_codec")
         if codec == "bfloat16":
             for value in values:
                 if value.dtype != tf.float32:
@@ -232,11 +246,12 @@ def set_codec(codec, for_=None):
 def _values_in(objects, name):
     values = []
     for leaf in tf.nest.flatten(objects):
-        found = [value for part in getattr(leaf, "variables", [leaf]) for value in _shims.values_of(part)]
-        if not found and leaf is not None and not tf.is_tensor(leaf) and not hasattr(leaf, "variables"):
-            raise TypeError(f"spillway_tf.{name}(): tensors, variables, models, or lists, tuples and dictionaries of them, not a "
-                            f"{type(leaf).__name__}")
-        values += found
+        for part in getattr(leaf, "variables", [leaf]):
+            found = _shims.values_of(part)
+            if not found and part is not None:
+                raise TypeError(f"spillway_tf.{name}(): tensors, variables, models, or lists, tuples and dictionaries of them, "
+                                f"outside of any tf.function, not a {type(part).__name__}")
+            values += found
     return values
 
 
@@ -244,9 +259,10 @@ def keep(tensor):
     """Swaps a tensor in and never swaps its memory out again. Use it before other code remembers the tensor's
     address.
 
-    tensor  a tensor, a variable, a model, layer or module (its variables), or a list, tuple or dictionary of these
+    tensor  a tensor (also a ragged or sparse one), a variable, a model, layer or module (its variables), or a list, tuple
+            or dictionary of these
 
-    Returns `tensor`. Raises TypeError for other objects.
+    Returns `tensor`. Raises TypeError for other objects, and for the tensors of a graph, which have no memory yet.
     """
     for value in _values_in(tensor, "keep"):
         if address := _shims.address_of(value):
@@ -256,11 +272,12 @@ def keep(tensor):
 
 def hold(*tensors):
     """Returns a context for code that works on addresses: until the context ends, the given tensors stay on the
-    device.
+    device. It may read and write there.
 
-    tensors  tensors, variables, models, layers and modules (their variables), or lists, tuples and dictionaries of
-             these
+    tensors  tensors (also ragged and sparse ones), variables, models, layers and modules (their variables), or lists,
+             tuples and dictionaries of these
 
-    Raises TypeError for other objects.
+    Raises TypeError for other objects, and for the tensors of a graph, which have no memory yet.
     """
-    return _C.Held([address for address in map(_shims.address_of, _values_in(tensors, "hold")) if address])
+    addresses = [address for address in map(_shims.address_of, _values_in(tensors, "hold")) if address]
+    return _C.Held(addresses, may_write=True)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
-from tensorflow.python.framework import ops
+from tensorflow.python.framework import composite_tensor, ops
 from tensorflow.python.ops import script_ops
 
 from ._load import C
@@ -20,7 +20,7 @@ _is_installed = False
 _earlier_tasks = set()  # names of this process as a task, before it was connected under another one
 _base = ops._EagerTensorBase  # the base class of all eager tensors
 _numpy_of = _base._numpy
-_to_dlpack = tf.experimental.dlpack.to_dlpack
+_to_dlpack = pywrap_tfe.TFE_ToDlpackCapsule
 
 
 def address_of(tensor):
@@ -165,14 +165,31 @@ def _handling_first(function):
 
 
 def values_of(thing):
-    """Returns the eager tensors behind a tensor or a variable, in a list."""
+    """Returns the eager tensors behind a tensor or a variable, in a list. A ragged or sparse tensor consists of several."""
     if isinstance(thing, _base):
         return [thing]
-    value = getattr(thing, "value", thing)
-    value = value() if callable(value) else value  # a function in tf.Variable, a property in Keras variables
-    if isinstance(value, tf.Variable):
-        return values_of(value)
+    if isinstance(thing, tf.Variable):
+        value = _value_of(thing)
+    elif isinstance(thing, composite_tensor.CompositeTensor):
+        parts = tf.nest.flatten(thing, expand_composites=True)
+        return [value for part in parts if part is not thing for value in values_of(part)]
+    else:
+        value = getattr(thing, "value", None)  # of a Keras variable
+        value = value() if callable(value) else value
+        if isinstance(value, tf.Variable):
+            return values_of(value)
     return [value] if isinstance(value, _base) else []
+
+
+def _value_of(variable):
+    """Returns the tensor that lies in a variable's memory. Once a variable has had a sparse update, `value` would return a
+    copy. The device is named, since the tensor would be copied to another one.
+    """
+    read = getattr(variable, "read_value_no_copy", None)
+    if read is None:
+        return variable.value()
+    with tf.device(variable.device):
+        return read()
 
 
 def install():
@@ -188,5 +205,5 @@ def install():
         faulthandler.enable = _handling_first(faulthandler.enable)
         for name in ("set_server_def", "update_server_def"):
             setattr(context.Context, name, _keeping_from_now_on(getattr(context.Context, name)))
-    _base.__dlpack__ = _keeping(_base.__dlpack__)
-    tf.experimental.dlpack.to_dlpack = _keeping(tf.experimental.dlpack.to_dlpack)
+    # Called by all functions that export a tensor, which a program may have imported already.
+    pywrap_tfe.TFE_ToDlpackCapsule = _keeping(_to_dlpack)

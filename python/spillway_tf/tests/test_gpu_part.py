@@ -4,6 +4,7 @@
 import pytest
 import tensorflow as tf
 
+import spillway_tf
 from spillway_tf import _load
 
 running = ".".join(tf.__version__.split(".")[:2])
@@ -63,6 +64,35 @@ def test_without_a_gpu_it_is_refused_with_a_message(script):
                   "    spillway_tf.set_lms_enabled(True)\n"
                   "print(spillway_tf.get_lms_enabled())\n")
     assert done.stdout.split() == ["True"], done.stderr[-2000:]
+
+
+def test_gpus_that_tensorflow_must_not_use_do_not_count(monkeypatch):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["one"])
+    assert spillway_tf._kind_of(None) == "cpu"
+
+
+@needs_cuda
+def test_several_gpus_are_refused_before_anything_is_replaced(script):
+    done = script("import tensorflow as tf, spillway_tf\n"
+                  "from spillway_tf._load import C\n"
+                  "gpus = [tf.config.PhysicalDevice(f'/physical_device:GPU:{i}', 'GPU') for i in range(2)]\n"
+                  "tf.config.get_visible_devices = lambda kind: gpus\n"
+                  "tf.config.get_logical_device_configuration = lambda gpu: [tf.config.LogicalDeviceConfiguration()] * 2\n"
+                  "for device in (None, 'GPU:0'):\n"
+                  "    for left in (2, 1):\n"
+                  "        gpus = gpus[:left]\n"
+                  "        try:\n"
+                  "            spillway_tf.install(device=device)\n"
+                  "        except RuntimeError as error:\n"
+                  "            print(error)\n"
+                  "print(C.kind, C.is_installed())\n"
+                  "spillway_tf.install(device='CPU:0')\n"
+                  "print(float(tf.reduce_sum(tf.ones(5000))))\n")
+    refusals = [line for line in done.stdout.splitlines() if line.startswith("spillway_tf.install: ")]
+    assert len(refusals) == 4, done.stdout + done.stderr[-2000:]
+    assert 'sees 2 GPUs' in refusals[0] and 'tf.config.set_visible_devices(gpus[:1], "GPU")' in refusals[0]
+    assert all("divided into several logical devices" in refusal for refusal in refusals[1:])
+    assert done.stdout.splitlines()[-2:] == ["cpu False", "5000.0"]
 
 
 def test_other_devices_are_refused_by_name(script):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Uses of a tensor's bytes in all ways that TensorFlow has, while the tensor is away."""
 import copy
+import ctypes
 import pickle
 import threading
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 import spillway_tf
 from conftest import random
+from spillway_tf import _shims
 from training import run_while_everything_leaves
 
 v1 = tf.compat.v1
@@ -80,6 +82,31 @@ def test_dlpack_keeps_the_tensor(lms, evicted):
     assert np.array_equal(z.numpy(), b)
 
 
+def test_dlpack_functions_that_were_imported_before_the_installation_keep_the_tensor(script):
+    done = script("""
+from tensorflow.experimental.dlpack import to_dlpack, from_dlpack
+import tensorflow as tf, spillway_tf
+spillway_tf.set_lms_enabled(True)
+x = tf.fill((512, 512), 3.0)
+spillway_tf.reclaim_inactive()
+y = from_dlpack(to_dlpack(x))
+spillway_tf.reclaim_inactive()
+print(y.numpy().sum() == 3 * 512 * 512, spillway_tf.get_lms_stats()["bytes_fixed"])
+""")
+    assert done.stdout.split() == ["True", str(1 << 20)], done.stderr[-2000:]
+
+
+def test_bytes_that_are_written_inside_of_hold_are_kept(lms, evicted):
+    x = random(512, 512)
+    a, = evicted(x)
+    with spillway_tf.hold(x):
+        ctypes.c_float.from_address(_shims.address_of(x)).value = 42.0
+    lms.evict()
+    assert lms.is_away(x)
+    a[0, 0] = 42.0
+    assert np.array_equal(x.numpy(), a)
+
+
 def test_keep_and_hold(lms, evicted):
     x, y = random(512, 512, seed=1), random(512, 512, seed=2)
     evicted(x, y)
@@ -115,6 +142,47 @@ def test_keep_and_hold_take_collections_and_models(lms, evicted):
 def test_keep_and_hold_refuse_what_they_do_not_know(call):
     with pytest.raises(TypeError, match=rf"spillway_tf.{call.__name__}\(\): tensors, variables, .* not a generator"):
         call(x for x in [random(2)])
+
+
+@pytest.mark.parametrize("call", [spillway_tf.hold, spillway_tf.keep, lambda x: spillway_tf.set_codec("lossless", for_=x)])
+def test_what_has_no_memory_is_refused(call):
+    @tf.function
+    def f(x):
+        call(x)
+    with pytest.raises(TypeError, match="outside of any tf.function, not a SymbolicTensor"):
+        f(random(512, 512))
+    with pytest.raises(TypeError, match=r"spillway_tf.*\(\): tensors, variables, .* not a ndarray"):
+        call(np.zeros(3))
+
+
+def test_keep_and_hold_take_tensors_that_consist_of_several(lms, evicted):
+    values, indices = random(4096, seed=1), tf.range(4096, dtype=tf.int64) * 2
+    ragged = tf.RaggedTensor.from_row_splits(values, tf.range(2049, dtype=tf.int64) * 2, validate=False)
+    sparse = tf.SparseTensor(tf.reshape(indices, (-1, 1)), values, (8192,))  # the indices share their memory
+    slices = tf.IndexedSlices(values, indices)
+    for whole, parts in ((ragged, (values, ragged.row_splits)), (sparse, (values, indices)), (slices, (values, indices))):
+        evicted(*parts)
+        with spillway_tf.hold(whole):
+            lms.evict()
+            assert not any(map(lms.is_away, parts))
+        lms.evict()
+        assert all(map(lms.is_away, parts))
+    spillway_tf.keep(slices)
+    lms.evict()
+    assert not lms.is_away(values) and not lms.is_away(indices)
+
+
+def test_keep_and_hold_find_the_memory_of_a_variable_after_a_sparse_update(lms):
+    v = tf.Variable(random(512, 512))
+    v.scatter_update(tf.IndexedSlices(tf.ones((1, 512)), [3]))  # from here on a read is a copy
+    fixed = spillway_tf.get_bytes_fixed()
+    spillway_tf.keep(v)
+    assert spillway_tf.get_bytes_fixed() == fixed + (1 << 20)
+    v.scatter_update(tf.IndexedSlices(tf.ones((1, 512)), [4]))
+    lms.evict()
+    assert spillway_tf.get_bytes_fixed() == fixed + (1 << 20)
+    assert not lms.is_away(v)
+    assert np.array_equal(v.numpy()[3:5], np.ones((2, 512)))
 
 
 def test_variables_leave_and_are_changed_in_place(lms, evicted):
@@ -301,6 +369,23 @@ def test_input_pipelines_use_tensors_outside_of_operations(lms, evicted):
     assert lms.stats()["num_allocs"] == allocs  # tensors of a pipeline are in host memory
 
 
+def test_what_a_pipeline_keeps_while_it_runs_inside_of_an_operation_does_not_count():
+    spillway_tf.set_lms_limit(8 << 20)
+    data = tf.data.Dataset.range(64).map(lambda i: tf.fill((64, 1024), tf.cast(i, tf.float32))).batch(4).cache()
+    options = tf.data.Options()
+    options.autotune.enabled = False  # else a prefetch is added at the end, which runs the pipeline in other threads
+    options.experimental_optimization.inject_prefetch = False
+    options.experimental_optimization.apply_default_optimizations = False  # else the batches are made by other threads
+    data = data.with_options(options)  # its cache needs 16 MiB
+    for _ in range(2):
+        assert [float(tf.reduce_mean(x)) for x in data] == [4 * i + 1.5 for i in range(16)]
+    whole = data.take(1).get_single_element()
+    assert np.array_equal(whole.numpy()[:, 0, 0], range(4))
+    total = data.reduce(tf.zeros((64, 1024)), lambda total, x: total + tf.reduce_sum(x, axis=0))
+    assert float(total[0, 0]) == sum(range(64))
+    assert spillway_tf.get_bytes_fixed() == 0
+
+
 def test_a_data_set_keeps_what_it_is_given_beside_lists_and_optional_values(lms):
     optional = tf.experimental.Optional.from_value(tf.ones((64, 64)))
     a_list = tf.TensorArray(tf.float32, 4, element_shape=[10]).unstack(tf.ones((4, 10)))
@@ -434,6 +519,38 @@ def test_checkpoints(tmp_path, evicted):
     model.save(tmp_path / "m.keras")
     loaded = tf.keras.models.load_model(tmp_path / "m.keras")
     assert np.array_equal(loaded.weights[0].numpy(), model.weights[0].numpy())
+
+
+def test_variables_of_a_checkpoint_need_not_fit_together(tmp_path, lms):
+    def make(offset):
+        return [tf.Variable(tf.fill([128, 1024], float(i + offset))) for i in range(48)]
+    spillway_tf.set_lms_limit(14 << 20)  # the variables take 24 MiB together
+    saved, read = tf.train.Checkpoint(weights=make(0)), tf.train.Checkpoint(weights=make(100))
+    path = saved.save(str(tmp_path / "checkpoint"))
+    read.restore(path).assert_consumed()
+    for i, variable in enumerate(read.weights):
+        assert lms.is_ours(variable)
+        assert np.array_equal(variable.numpy(), np.full((128, 1024), float(i)))
+    lms.evict()
+    assert all(map(lms.is_away, read.weights))
+
+    @tf.function
+    def save_in_graph():
+        saved = tf.raw_ops.SaveV2(prefix=str(tmp_path / "graph"), tensor_names=[str(i) for i in range(48)],
+                                  shape_and_slices=[""] * 48, tensors=[v.read_value() for v in read.weights])
+        with tf.control_dependencies([saved]):
+            return tf.constant(True)
+    assert save_in_graph()
+    in_file = tf.train.load_checkpoint(str(tmp_path / "graph"))
+    assert all(np.all(in_file.get_tensor(str(i)) == i) for i in range(48))
+
+
+def test_the_weights_of_a_model_that_exceeds_the_limit_are_saved_and_loaded(tmp_path):
+    spillway_tf.set_lms_limit(12 << 20)
+    models = [tf.keras.Sequential([tf.keras.Input((512,)), *(tf.keras.layers.Dense(512) for _ in range(20))]) for _ in "ab"]
+    models[0].save_weights(tmp_path / "model.weights.h5")
+    models[1].load_weights(tmp_path / "model.weights.h5")
+    assert all(np.array_equal(a.numpy(), b.numpy()) for a, b in zip(*(model.weights for model in models)))
 
 
 def test_large_tensors_of_a_checkpoint_leave_and_need_not_fit_together(tmp_path, lms):

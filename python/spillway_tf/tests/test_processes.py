@@ -275,7 +275,7 @@ def test_processes_share_a_device(tmp_path):
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for names in ("12", "21")]
     done = [program.communicate(timeout=300) for program in programs]
     assert [program.returncode for program in programs] == [0, 0], [error[-2000:] for _, error in done]
-    assert "the limit is this process' share" in done[0][0]
+    assert "the limit is this program's share" in done[0][0]
 
 
 TURNS = """

@@ -186,6 +186,26 @@ DOCTEST_TEST_CASE(
   TestSite::ready() = true;
 }
 
+DOCTEST_TEST_CASE("TensorAllocator: the other allocator learns the stream that the device tells") {
+  struct Recorder final : tf::Allocator {
+    std::string Name() override { return "recorder"; }
+    void* AllocateRaw(std::size_t /*alignment*/, std::size_t /*bytes*/) override { return nullptr; }
+    void DeallocateRaw(void* /*p*/) override {}
+    void SetStreamAndPreallocateMemory(void* of_device) override { stream = of_device; }
+    void SetSafeFrontier(std::uint64_t count) override { frontier = count; }
+    void* stream = nullptr;
+    std::uint64_t frontier = 0;
+  };
+  Recorder others;
+  spillway::tensorflow::TensorAllocator<TestSite> tensors{others, 4096};
+  tf::Allocator& seen_by_device = tensors;
+  int place = 0;
+  seen_by_device.SetStreamAndPreallocateMemory(&place);
+  seen_by_device.SetSafeFrontier(7);
+  DOCTEST_CHECK(others.stream == &place);
+  DOCTEST_CHECK(others.frontier == 7);
+}
+
 #if GOOGLE_CUDA
 DOCTEST_TEST_CASE("SwappingGpuContext: it has the streams of the one it replaces, and its errors") {
   std::array<int, 5> places{};

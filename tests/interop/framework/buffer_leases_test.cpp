@@ -6,8 +6,10 @@
 #include <array>
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -313,6 +315,102 @@ TEST_SUITE("buffer_leases") {
     bench.leases.exit(first);
     other.join();
     CHECK(has_entered);
+  }
+
+  TEST_CASE("BufferLeases: an operation waits to begin as long as others release memory") {
+    LeasesBench bench{256_KiB};
+    LeasesBench::Leases leases{bench.memory, HostStream::caller, std::chrono::milliseconds{250}};
+    void* const a = leases.try_allocate(48_KiB, nullptr);  // from here on room is scarce
+    LeasesBench::Frame first{1, true};
+    REQUIRE(leases.try_enter(first, {}).empty());
+    std::atomic<bool> has_entered{false};
+    std::jthread other{[&] {
+      LeasesBench::Frame second{1, true};
+      CHECK(leases.try_enter(second, {}).empty());
+      has_entered = true;
+      leases.exit(second);
+    }};
+    while (!has_entered && leases.counts().waits < 3) {  // each wait takes as long as the patience
+      leases.free(leases.try_allocate(4_KiB, nullptr));
+      std::this_thread::yield();
+    }
+    CHECK_FALSE(has_entered);
+    leases.exit(first);
+    other.join();
+    CHECK(has_entered);
+    leases.free(a);
+  }
+
+  TEST_CASE("BufferLeases: an operation gives up waiting to begin if nothing is released") {
+    LeasesBench bench{256_KiB};
+    LeasesBench::Leases leases{bench.memory, HostStream::caller, std::chrono::milliseconds{1}};
+    void* const a = leases.try_allocate(48_KiB, nullptr);
+    LeasesBench::Frame first{1, true};
+    REQUIRE(leases.try_enter(first, {}).empty());
+    LeasesBench::Frame second{1, true};
+    CHECK(leases.try_enter(second, {}).empty());  // on this thread: `first` cannot end meanwhile
+    CHECK(leases.counts().waits == 1);
+    leases.exit(second);
+    leases.exit(first);
+    leases.free(a);
+  }
+
+  TEST_CASE("BufferLeases: operations that wait to begin do so in the order in which they came") {
+    LeasesBench bench{256_KiB};
+    std::vector<BufferUse> uses;
+    for (unsigned char i = 0; i < 11; ++i) {
+      uses.push_back({bench.make(16_KiB, i), false});
+    }
+    bench.leases.begin_step();
+    bench.leases.begin_step();  // the largest size, 16 KiB, is known from here on
+    std::span const all{uses};
+    LeasesBench::Frame first{1, true};
+    REQUIRE(bench.leases.try_enter(first, all.first(2)).empty());
+    std::atomic<int> order{0};
+    int large_order = 0;
+    std::jthread large{[&] {
+      LeasesBench::Frame frame{1, true};
+      CHECK(bench.leases.try_enter(frame, all.subspan(2, 7)).empty());  // does not fit beside it
+      large_order = ++order;
+      bench.leases.exit(frame);
+    }};
+    while (bench.leases.counts().waits == 0 && order == 0) {
+      std::this_thread::yield();
+    }
+    CHECK(order == 0);
+    std::span const few = all.last(2);  // fit beside the first, but not beside the large one
+    bool others_run = false;
+    SUBCASE("if all of them end by themselves") {}
+    SUBCASE("but not behind one that may depend on another operation") {
+      others_run = true;
+    }
+    if (others_run) {
+      LeasesBench::Frame asynchronous{1, false};
+      REQUIRE(bench.leases.try_enter(asynchronous, {}).empty());
+      LeasesBench::Frame small{1, true};
+      CHECK(bench.leases.try_enter(small, few).empty());  // on this thread: it cannot wait
+      CHECK(bench.leases.counts().waits == 1);
+      CHECK(order == 0);
+      bench.leases.exit(small);
+      bench.leases.exit(asynchronous);
+      bench.leases.exit(first);
+    } else {
+      int small_order = 0;
+      std::jthread small{[&] {
+        LeasesBench::Frame frame{1, true};
+        CHECK(bench.leases.try_enter(frame, few).empty());
+        small_order = ++order;
+        bench.leases.exit(frame);
+      }};
+      while (bench.leases.counts().waits < 2 && order == 0) {
+        std::this_thread::yield();
+      }
+      bench.leases.exit(first);
+      small.join();
+      CHECK(small_order == 2);
+    }
+    large.join();
+    CHECK(large_order >= 1);
   }
 
   TEST_CASE("BufferLeases: operations whose known sizes fit together do not wait") {

@@ -67,10 +67,13 @@ class BufferFrame {
   /// The size of the last request of this frame that could not be met; 0 if all were.
   [[nodiscard]] std::size_t refused_bytes() const noexcept { return refused_bytes_; }
 
+  /// Whether what the operation allocates belongs to it. The framework's allocator reads this.
+  bool pins_results = true;
+
   // The following are set by `BufferLeases`.
   bool is_counted = false;
   bool is_bounded = false;
-  BufferFrame* previous = this;  // in the ring of all open frames
+  BufferFrame* previous = this;  // in the ring of all open frames, or of those that wait to open
   BufferFrame* next = this;
 
  private:
@@ -146,7 +149,10 @@ struct BufferTraits {
 /// only if it fits beside them, together with what all of them may still allocate. That is
 /// estimated as four buffers of the largest size seen, for each frame. The estimate is used once a
 /// whole step has brought no larger buffer; until then a second frame opens only if room is not
-/// scarce (`is_room_scarce`).
+/// scarce (`is_room_scarce`). Frames that have to wait open in the order in which they came, so
+/// that a large operation does not wait behind ever more small ones. That order holds only while
+/// all frames that are open have the option `may_wait`. Any other one may depend on an operation
+/// that waits behind the first.
 ///
 /// Threads  thread-safe. The lock is never held while the allocator is called.
 /// Streams  leases belong to the stream given to the constructor. A thread waits on the host only
@@ -164,10 +170,14 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   using stream_type = typename Base::stream_type;
   using Frame = typename Base::Frame;
 
+  /// How many times `patience` an operation waits to begin while others release memory.
+  static constexpr int most_waits = 60;
+
   /// `memory` is not owned and must outlive this object; see `OperandLeases`.
   ///
   /// @param patience  how long a thread waits for other threads' operations while none of them
-  ///                  releases memory
+  ///                  releases memory. To begin an operation, it waits `most_waits` times as long
+  ///                  at most, even if some do
   explicit BufferLeases(Allocator& memory,
                         stream_type stream,
                         std::chrono::milliseconds patience = std::chrono::seconds{10})
@@ -268,6 +278,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   }
   void after_fork_in_child(Frame const* frame) {
     open_frames_ = 0;  // frames with `may_wait` run no code that could fork
+    waiting_.previous = waiting_.next = &waiting_;  // those that wait are of other threads
     forget_frames_of_others();
     Base::after_fork_in_child(frame);
     objects_.after_fork_in_child();
@@ -415,6 +426,12 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
       close(one);
     }
   }
+  /// Whether a frame that waits, or would have to, is the first of these. It need not be the first
+  /// while a frame without `may_wait` is open. The caller holds the lock.
+  [[nodiscard]] bool has_turn(Frame const& frame) const noexcept {
+    bool const is_first = waiting_.next == &waiting_ || waiting_.next == &frame;
+    return is_first || this->counts_.active_frames > open_frames_;
+  }
   void wait_until_it_fits(Guard& guard, Frame& frame, std::span<BufferUse const> uses);
   void set_swappable(std::span<void* const> addresses, bool is_kept);
   void update_peak_reclaimed();
@@ -426,6 +443,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   Sizes sizes_{};
   std::string failure_;
   Frame all_open_{};                    // the head of a ring of all open frames
+  Frame waiting_{};                     // of all frames that wait to open, the first one first
   int open_frames_ = 0;                 // only those with `may_wait`
   typename Base::Largest most_pinned_;  // bytes that one frame has pinned
 };
@@ -499,17 +517,28 @@ bool BufferLeases<Allocator>::free(void* address) noexcept {
 }
 
 /// Waits while a frame with `may_wait` does not fit beside the open ones. The frame has pinned
-/// nothing yet.
+/// nothing yet. Gives up after `patience` without any release, since an open frame may wait for an
+/// asynchronous one that depends on this thread; the frame then opens at its own risk.
 template <class Allocator>
 void BufferLeases<Allocator>::wait_until_it_fits(Guard& guard,
                                                  Frame& frame,
                                                  std::span<BufferUse const> uses) {
   if (frame.may_wait_) {
     auto const may_begin = [&] {
-      return open_frames_ == 0 || !this->is_room_scarce() || fits_beside(uses);
+      return !this->is_room_scarce() ||
+             (has_turn(frame) && (open_frames_ == 0 || fits_beside(uses)));
     };
     if (!may_begin()) {
-      (void)this->wait_until(guard, may_begin);
+      Base::join_ring(waiting_, frame);
+      for (int i = 0; i < most_waits; ++i) {
+        ++this->counts_.waits;
+        std::uint64_t const seen = this->changes();
+        if (this->wait_until(guard, may_begin) || this->changes() == seen) {
+          break;
+        }
+      }
+      close(frame);
+      this->wake_waiters();  // another one is the first now
     }
     frame.is_waited_for_ = true;
     ++open_frames_;

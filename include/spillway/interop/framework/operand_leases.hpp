@@ -450,12 +450,17 @@ class OperandLeases {
       changed_.notify_all();
     }
   }
-  /// Says that a frame or a loan has ended. The caller holds the lock.
-  void note_end() noexcept {
-    ends_.store(ends_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  /// Lets waiting threads look again at what they wait for, though no memory was released. The
+  /// caller holds the lock.
+  void wake_waiters() noexcept {
     if (waiters_.load() != 0) {
       changed_.notify_all();
     }
+  }
+  /// Says that a frame or a loan has ended. The caller holds the lock.
+  void note_end() noexcept {
+    ends_.store(ends_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    wake_waiters();
   }
   /// Blocks until `is_true()` holds, or gives up: it waits as long as a bounded frame runs, and at
   /// most `patience` while only open-ended frames do. The caller holds the lock.

@@ -17,6 +17,7 @@
 
 #include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
+#include <absl/types/span.h>
 #include <tensorflow/core/common_runtime/dma_helper.h>
 #include <tensorflow/core/framework/function.h>
 #include <tensorflow/core/framework/op_kernel.h>
@@ -42,11 +43,12 @@ enum class OperationKind : std::uint8_t {
 [[nodiscard]] inline OperationKind kind_of(std::string_view name) noexcept {
   // Sorted. An operation may be listed only if none of its implementations reads a large operand.
   // Calls of functions are listed, since the operations of the function lease their own operands.
-  static constexpr std::array<std::string_view, 70> passing{
+  static constexpr std::array<std::string_view, 71> passing{
       "Bitcast",
       "Case",
       "ControlTrigger",
       "DestroyResourceOp",
+      "DisableCopyOnRead",
       "EmptyTensorList",
       "EnsureShape",
       "Enter",
@@ -190,10 +192,24 @@ enum class OperationKind : std::uint8_t {
          name == "WriteImageSummary" || name == "WriteScalarSummary";
 }
 
-/// Whether an operation allocates results on threads of its own, which are inside of no frame.
-/// RestoreV2 does, to read large tensors of a checkpoint in parallel.
-[[nodiscard]] inline bool allocates_on_other_threads(std::string_view name) noexcept {
+/// Whether an operation reads a checkpoint. Its results need not fit together: they are made in
+/// memory of the other allocator, the large ones by threads of the operation, and are moved one by
+/// one when the operation ends.
+[[nodiscard]] inline bool reads_checkpoint(std::string_view name) noexcept {
   return name == "RestoreV2";
+}
+
+/// Whether an operation writes its operands to a checkpoint. Its operands need not fit together: if
+/// they do not, it is given copies in memory of the other allocator, which are made one by one.
+[[nodiscard]] inline bool writes_checkpoint(std::string_view name) noexcept {
+  return name == "SaveV2";
+}
+
+/// Whether an operation may run an input pipeline on its own thread. What the pipeline allocates is
+/// not memory of the operation: a cache or a buffer of the pipeline may keep it.
+[[nodiscard]] inline bool runs_pipeline(std::string_view name) noexcept {
+  return name.starts_with("IteratorGetNext") || name == "DatasetToSingleElement" ||
+         name == "MakeIterator" || name == "ReduceDataset";
 }
 
 /// Whether an operation is part of a program's computation, so that only operations use its
@@ -461,7 +477,9 @@ class Operation {
       : context_{&context},
         is_program_{is_program},
         operands_{context, kind},
-        frame_{depth(), is_synchronous && is_program && may_wait(name)} {}
+        frame_{depth(), is_synchronous && is_program && may_wait(name)} {
+    frame_.pins_results = !runs_pipeline(name) && !reads_checkpoint(name);
+  }
   Operation(Operation const&) = delete;
   Operation& operator=(Operation const&) = delete;
   ~Operation() { end(); }
@@ -477,6 +495,10 @@ class Operation {
     std::string why;
     try {
       why = Site::leases().try_enter(frame_, operands_.uses());
+      if (!why.empty() && !Site::is_whole_device &&
+          writes_checkpoint(context_->op_kernel().type_string_view())) {
+        why = try_begin_with_copies();
+      }
       is_open_ = why.empty();
       if (!is_open_) {
         context_->SetStatus(absl::ResourceExhaustedError(
@@ -507,7 +529,7 @@ class Operation {
                                                     Site::leases().last_failure())));
     }
     if (!Site::is_whole_device && is_program_ &&
-        allocates_on_other_threads(context_->op_kernel().type_string_view())) {
+        reads_checkpoint(context_->op_kernel().type_string_view())) {
       move_results();
     }
     auto results = operands_.results(*context_);
@@ -525,6 +547,10 @@ class Operation {
     if (std::exchange(is_open_, false)) {
       Site::leases().exit(frame_);
     }
+    if (!copies_.empty()) {
+      context_->params()->inputs = inputs_before_;
+      copies_.clear();
+    }
     operands_.drop();
   }
 
@@ -538,6 +564,42 @@ class Operation {
   }
   [[nodiscard]] bool must_keep() const noexcept { return !is_program_ || operands_.captures(); }
   [[nodiscard]] std::string const& name() const { return context_->op_kernel().name(); }
+  /// Gives the operation copies of its operands. Each operand is resident only while it is copied.
+  ///
+  /// @returns as `BufferLeases::try_enter`
+  [[nodiscard]] std::string try_begin_with_copies() {
+    inputs_before_ = context_->params()->inputs;
+    inputs_.assign(inputs_before_.begin(), inputs_before_.end());
+    copies_.reserve(inputs_.size());  // so that the copies keep their addresses
+    for (tf::TensorValue& value : inputs_) {
+      if (value.tensor != nullptr && value.tensor->dtype() == tf::DT_VARIANT) {
+        return "An operand is a list of tensors, which cannot be copied.";
+      }
+      void* const p = value.tensor == nullptr ? nullptr : base_of(*value.tensor);
+      if (p == nullptr || !Site::may_own(p)) {
+        continue;
+      }
+      InFrame<Site> const outside{nullptr};
+      tf::Tensor copy{&Site::tensors(), value.tensor->dtype(), value.tensor->shape()};
+      if (!copy.IsInitialized()) {
+        return "There is no host memory for a copy of an operand.";
+      }
+      Frame frame{frame_.depth()};
+      std::array<framework::BufferUse, 1> const use{framework::BufferUse{p, false}};
+      if (std::string why = Site::leases().try_enter(frame, use); !why.empty()) {
+        return why;
+      }
+      std::memcpy(copy.data(), value.tensor->data(), value.tensor->TotalBytes());
+      Site::leases().exit(frame);
+      copies_.push_back(std::move(copy));
+      value.tensor = &copies_.back();
+    }
+    std::string why = Site::leases().try_enter(frame_, {});
+    if (why.empty()) {
+      context_->params()->inputs = inputs_;
+    }
+    return why;
+  }
   /// Copies results that lie in memory of another allocator to memory that can be swapped out, one
   /// by one, so that they need not be resident together. A result that finds no room stays where it
   /// is.
@@ -570,6 +632,10 @@ class Operation {
   Operands<Site> operands_;
   Frame frame_;
   bool is_open_ = false;
+  // for an operation that runs with copies of its operands
+  absl::Span<tf::TensorValue const> inputs_before_;
+  std::vector<tf::TensorValue> inputs_;
+  std::vector<tf::Tensor> copies_;
 };
 
 }  // namespace spillway::tensorflow

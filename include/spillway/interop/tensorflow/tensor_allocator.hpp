@@ -19,9 +19,11 @@ namespace spillway::tensorflow {
 ///
 /// Memory that an operation allocates while it runs comes from `BufferLeases`. All other memory
 /// comes from the allocator that was installed before, is not counted and is never swapped out:
-/// tensors smaller than `least_bytes`, of which there are many, and allocations outside of the
-/// program's operations. If `Site::is_whole_device`, allocations outside of operations come from
-/// `BufferLeases`, too; they stay resident until an operation returns them as results.
+/// tensors smaller than `least_bytes`, of which there are many, allocations outside of the
+/// program's operations, and what an operation reads from a checkpoint or allocates for an input
+/// pipeline that it runs (`pins_results`). If `Site::is_whole_device`, allocations outside of
+/// operations come from `BufferLeases`, too; they stay resident until an operation returns them as
+/// results.
 ///
 /// If there is no room, the operation gets memory of the other allocator, and its device reports
 /// the error when the operation returns, since some kernels, such as oneDNN's, do not check for
@@ -48,7 +50,8 @@ class TensorAllocator final : public ::tensorflow::Allocator {
 
   void* AllocateRaw(std::size_t alignment, std::size_t bytes) override {
     auto* const frame = Site::frame();
-    if ((frame == nullptr && !Site::is_whole_device) || !Site::is_ready() || bytes < least_bytes_) {
+    bool const is_for_others = !Site::is_whole_device && (frame == nullptr || !frame->pins_results);
+    if (is_for_others || !Site::is_ready() || bytes < least_bytes_) {
       return others_->AllocateRaw(alignment, bytes);
     }
     void* p = nullptr;
@@ -90,6 +93,12 @@ class TensorAllocator final : public ::tensorflow::Allocator {
     }
     return true;
   }
+  /// With CUDA's asynchronous allocator behind this one, this must be called before any memory can
+  /// be allocated.
+  void SetStreamAndPreallocateMemory(void* stream) override {
+    others_->SetStreamAndPreallocateMemory(stream);
+  }
+  void SetSafeFrontier(std::uint64_t count) override { others_->SetSafeFrontier(count); }
   ::tensorflow::AllocatorMemoryType GetMemoryType() const override {
     return others_->GetMemoryType();
   }
