@@ -74,8 +74,7 @@ class Bindings {
   /// Moves a storage to memory of PyTorch's own allocator, which other processes can share.
   static void hand_over(pybind11::handle object) {
     c10::Storage const storage = torch::createStorage(object.ptr());
-    Frame frame;
-    frame.enter_named({{storage.unsafeGetStorageImpl(), nullptr, {/*keeps=*/false, true}}});
+    ReleasedLock const others_run;
     Site::tensors().hand_over(*storage.unsafeGetStorageImpl());
   }
   static void freeze(at::Tensor const& tensor, bool frozen) {

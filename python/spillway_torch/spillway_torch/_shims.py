@@ -310,15 +310,33 @@ def _reading(run):
             self._spillway_reads = reads
         if reads == "native":  # a method in C++, whose object may use the tensors that it is given later
             return keep(self, *args, **kwargs)
-        if not reads and not _may_be_fused:
+        is_plain = _PLAIN_TYPES.issuperset(map(type, args)) and not kwargs
+        parts = [] if is_plain else [*_parts_of_wrappers([args, kwargs])]
+        if not reads and not _may_be_fused and not parts:
             return run(self, *args, **kwargs)
         if isinstance(self, torch._C.ScriptMethod):
             own = _tensors_of_script(self.owner)
         else:
             own = [*_tensors_of(self), *_tensors_of_scripted(_default_values(self))]
-        with _C.Held([*_tensors_of_scripted([args, kwargs]), *own]):
+        with _C.Held([*_tensors_of_scripted([args, kwargs]), *own, *parts]):
             return run(self, *args, **kwargs)
     return _named_like(call, run)
+
+
+#: Types of arguments of scripts without parts; to look for parts takes some microseconds.
+_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)})
+
+
+def _parts_of_wrappers(value):
+    """Yields the tensors that tensors of classes with a `__torch_dispatch__` consist of. A script passes such a tensor to
+    PyTorch's own kernel if it is an index. The kernel reads what views of it return, and no operation leases that.
+    """
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor) and type(leaf).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            for part in vars(leaf).values():
+                if isinstance(part, torch.Tensor):
+                    yield part
+                    yield from _parts_of_wrappers(part)
 
 
 def _wrap_scripts():
@@ -647,6 +665,15 @@ def _wrap_captured_graphs():
     torch.cuda.CUDAGraph.replay = _named_like(replay, inner)
 
 
+def _wrap_change_of_allocator():
+    """Refuses another CUDA allocator. New tensors would not be this module's any more."""
+    def change(_allocator):
+        raise RuntimeError("torch.cuda.memory.change_current_allocator: spillway_torch.install() has replaced the allocator. "
+                           "Another one can only serve a pool: torch.cuda.MemPool(allocator)")
+    if hasattr(_C, "hand_over"):
+        torch._C._cuda_changeCurrentAllocator = change
+
+
 def _wrap_packaged_graphs():
     """Wraps graphs that were compiled into a library. They use the addresses of their arguments during a call, and
     those of constants that the program manages from then on.
@@ -868,6 +895,7 @@ def install():
     _wrap_extensions()
     _wrap_futures()
     _wrap_captured_graphs()
+    _wrap_change_of_allocator()
     _wrap_packaged_graphs()
     _wrap_native_runners()
     _after_import("torch._inductor.output_code", _compiled.wrap_graphs)

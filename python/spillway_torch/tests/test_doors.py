@@ -403,6 +403,36 @@ def test_scripts_are_cloned(lms):
     assert outside(twin(torch.ones(2, 10))) == wanted
 
 
+class Wrapper(torch.Tensor):
+    """A tensor that forwards all operations to another one."""
+
+    @staticmethod
+    def __new__(cls, data):
+        wrapper = torch.Tensor._make_wrapper_subclass(cls, data.size(), dtype=data.dtype, device=data.device)
+        wrapper.data_ = data
+        return wrapper
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        args, kwargs = torch.utils._pytree.tree_map_only(cls, lambda x: x.data_, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripts_index_with_tensors_that_wrap_others(lms):
+    def pick(x: torch.Tensor, at: torch.Tensor):
+        return x[at]
+    x, at = torch.randn(64, 32), torch.arange(0, 64, 2)
+    expected = outside(x[at])
+    script = torch.jit.script(pick)
+    for arguments in ({"x": x, "at": Wrapper(at)}, {"x": x, "at": Wrapper(Wrapper(at))}):
+        for call in (lambda: script(*arguments.values()), lambda: script(**arguments)):
+            lms.evict()
+            assert outside(call()) == expected
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_scripts_are_observed_for_quantization(lms):
     from torch.ao.quantization import default_qconfig

@@ -381,3 +381,14 @@ def test_cudnn_benchmarks_its_algorithms():
         y = torch.nn.functional.conv2d(x, w, padding=1)
 
     assert torch.allclose(y.cpu(), torch.nn.functional.conv2d(x.cpu(), w.cpu(), padding=1), atol=1e-3)
+
+
+def test_the_allocator_cannot_be_replaced_after_install(script):
+    script("import pytest, torch, spillway_torch\n"
+           "spillway_torch.install(device='cuda', limit=16 << 20)\n"
+           "allocator = torch.cuda.memory._get_current_allocator()\n"
+           "with pytest.raises(RuntimeError, match='has replaced the allocator'):\n"
+           "    torch.cuda.memory.change_current_allocator(allocator)\n"
+           "torch.cuda.caching_allocator_enable(False)\n"
+           "x = torch.empty(1 << 20, dtype=torch.uint8, device='cuda')\n"
+           "assert spillway_torch._chosen.view(x)['ours']\n")

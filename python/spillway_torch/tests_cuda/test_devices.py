@@ -227,6 +227,8 @@ def test_other_devices_have_an_allocator_of_their_own(script, two_devices):
            "try: y.record_stream(cuda.Stream(0))\n"
            "except NotImplementedError as error: assert 'memory of cuda:1 cannot be recorded on a stream of cuda:0' in str(error)\n"
            "else: assert False\n"
+           "stream = cuda.Stream(0)\n"
+           "with cuda.device(0): torch.from_dlpack(x[256:]).record_stream(stream)\n"
            "del x, z, a, pool\n"
            "gc.collect()\n"
            "cuda.empty_cache()\n"

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharing tensors with other processes by CUDA IPC."""
 import gc
+import threading
 
 import pytest
 import torch
 from torch.multiprocessing import reductions
+
+import spillway_torch
+from spillway_torch import _chosen as _C
 
 MIB = 1 << 20
 
@@ -65,6 +69,112 @@ def test_a_tensor_that_cannot_move_is_not_sent(lms, make):
             tensor.untyped_storage()._share_cuda_()
 
     assert torch.equal(x.cpu(), host) and (y == 0).all()
+
+
+def asked(x):
+    return x.data_ptr()
+
+
+def exported(x):
+    return torch.from_dlpack(x)
+
+
+def captured(x):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x + 1
+    return graph, y
+
+
+@pytest.mark.parametrize("learn", [asked, exported, captured])
+def test_a_small_tensor_whose_address_is_known_is_not_sent(learn):
+    x = torch.zeros(512, device="cuda")
+    known = learn(x)
+
+    with pytest.raises(NotImplementedError, match=r"Share a copy: tensor.clone\(\)"):
+        x.untyped_storage()._share_cuda_()
+
+    assert (x == 0).all()
+    del known
+
+
+@pytest.mark.stand_in
+def test_the_old_memory_of_a_small_tensor_is_not_used_again(native):
+    x = torch.zeros(256, device="cuda")
+    address = native.address_of(x._cdata)  # as an operation that another thread has begun
+
+    there = received(x)
+
+    others = [torch.ones(256, device="cuda") for _ in range(64)]
+    native.add_on_stream(address, others[0].data_ptr(), address, 256, torch.cuda.current_stream().cuda_stream)
+    assert all((other == 1).all() for other in others) and (there == 0).all()
+    x.record_stream(torch.cuda.Stream())
+
+
+@pytest.mark.stand_in
+def test_a_tensor_moves_when_no_other_thread_uses_it(lms, native):
+    x = torch.ones(MIB // 4, device="cuda")
+    sent = []
+    sender = threading.Thread(target=lambda: sent.append(received(x)))
+    waits = lms.stats()["waits"]
+    with spillway_torch.hold(x):
+        address = x.data_ptr()
+        sender.start()
+        while sender.is_alive() and lms.stats()["waits"] == waits:
+            pass
+        assert x.data_ptr() == address and lms.view(x)["ours"]
+        native.add_on_stream(address, address, address, MIB // 4, torch.cuda.current_stream().cuda_stream)
+    sender.join()
+
+    assert not lms.view(x)["ours"]
+    assert (x == 2).all() and (sent[0] == 2).all()
+
+
+def test_a_thread_does_not_send_what_it_holds(lms):
+    x = torch.ones(MIB // 4, device="cuda")
+    with spillway_torch.hold(x):
+        with pytest.raises(NotImplementedError, match="this thread is inside of a hold"):
+            x.untyped_storage()._share_cuda_()
+
+    assert lms.view(x)["ours"] and (x == 1).all()
+
+
+@pytest.mark.stand_in
+def test_a_tensor_moves_after_the_work_of_all_streams_and_before_new_work(stand_in):
+    x = torch.zeros(MIB // 4, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    stand_in.spillway_fake_stall(side.cuda_stream)
+    with torch.cuda.stream(side):
+        x.add_(1)
+    sent = []
+    threads = [threading.Thread(target=lambda: sent.append(received(x))), threading.Thread(target=lambda: x.add_(1))]
+    copies = stand_in.spillway_fake_calls(b"cudaMemcpyAsync")
+    threads[0].start()
+    while threads[0].is_alive() and stand_in.spillway_fake_calls(b"cudaMemcpyAsync") == copies:
+        pass
+    threads[1].start()
+    stand_in.spillway_fake_resume()
+    for thread in threads:
+        thread.join()
+
+    assert (x == 2).all() and (sent[0] == 2).all()
+
+
+@pytest.mark.alone
+def test_free_memory_of_sent_tensors_is_given_back():
+    def send():
+        x = torch.ones(24 * MIB, dtype=torch.uint8, device="cuda")
+        _C.hand_over(x.untyped_storage())
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+
+    free = send()
+    assert spillway_torch.empty_cache() >= 24 * MIB
+    assert torch.cuda.mem_get_info()[0] >= free + 24 * MIB
+    assert send() == free
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info()[0] >= free + 24 * MIB
 
 
 @pytest.mark.stand_in

@@ -325,6 +325,16 @@ def test_a_pools_own_allocator_gets_memory_back_after_the_streams_that_used_it(n
     assert torch.equal(y.cpu(), host)
 
 
+def test_a_pools_own_allocator_may_have_no_room(native):
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(native._name, "take", "clear_and_give_back")
+    pool = torch.cuda.MemPool(allocator.allocator())
+
+    with torch.cuda.use_mem_pool(pool), pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory. "):
+        torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
+
+    assert not pool.snapshot()
+
+
 def test_a_graph_is_launched_after_everything_else_has_left(lms):
     x = torch.randn(1 << 20, device="cuda")
     warm = (x * 2 + 1).sum()

@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <future>
 #include <map>
 #include <new>
 #include <optional>
@@ -75,12 +77,17 @@ TEST_SUITE("private_pools") {
     std::vector<std::pair<int, Fence>> waits;
     std::vector<int> waits_for_all;
     int captured = 0;  // the stream that nobody can wait for
+    int refused = 0;   // the stream that cannot be marked
     std::uint64_t marks = 0;
+    std::function<void()> on_call = [] {};
 
     [[nodiscard]] Fence mark(int stream) {
+      expects(stream != refused, "refused");
+      on_call();
       return Ticket{static_cast<StreamIndex>(stream), ++marks};
     }
     void order_after(int stream, Fence const& fence) {
+      on_call();
       for (Ticket const ticket : fence.tickets()) {
         expects(ticket.is_none() || ticket.stream() != static_cast<StreamIndex>(captured),
                 "captured");
@@ -400,6 +407,40 @@ TEST_SUITE("private_pools") {
     order.captured = 0;
     (void)pools.restore(checkpoint, 1);
     CHECK(pools.has_exactly(a_pool, {p}));
+  }
+
+  TEST_CASE_FIXTURE(RetainedPool,
+                    "PrivatePools: a stream that cannot be recorded does not use the memory") {
+    void* const p = pools.allocate(a_pool, 1000, 1, 1);
+    order.refused = 2;
+
+    CHECK_THROWS_AS((void)pools.record_stream(p, 2), ContractViolation);
+
+    CHECK(pools.free(p));
+    CHECK(pools.allocate(a_pool, 1000, 1, 1) == p);
+    CHECK(order.waits.empty());
+  }
+
+  TEST_CASE_FIXTURE(RetainedPool,
+                    "PrivatePools: no other thread sees a piece that is neither live nor idle") {
+    void* const p = pools.allocate(a_pool, 1000, 1, 1);
+    CHECK(pools.record_stream(p, 2));
+    int calls = 0;
+    order.on_call = [&] {
+      ++calls;
+      CHECK_FALSE(std::async(std::launch::async, [&] {
+                    bool const is_open = pools.try_lock();
+                    if (is_open) {
+                      pools.unlock();
+                    }
+                    return is_open;
+                  }).get());
+    };
+
+    CHECK(pools.free(p));
+    CHECK(calls == 1);
+    CHECK(pools.allocate(a_pool, 1000, 1, 1) == p);
+    CHECK(calls == 2);
   }
 
   TEST_CASE_FIXTURE(RetainedPool,

@@ -57,6 +57,12 @@ class ContextTable {
     return contexts_.size();
   }
 
+  // For a thread that forks: while it holds the lock, no other thread is inside of a call.
+
+  void lock() { mutex_.lock(); }
+  [[nodiscard]] bool try_lock() noexcept { return mutex_.try_lock(); }
+  void unlock() noexcept { mutex_.unlock(); }
+
  private:
   void trim() {
     while (freed_.size() > limit_) {

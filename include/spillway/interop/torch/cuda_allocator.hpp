@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <shared_mutex>
 #include <string>
@@ -167,7 +168,7 @@ class CudaTensorAllocator final
         pools_.record_stream(data.get_context(), stream.stream()) || Site::is_capturing()) {
       return;  // what a capture uses is never swapped out
     }
-    if (data.get_deleter() == &free_any) {  // handed over
+    if (data.get_deleter() == &free_handed_over) {
       record_theirs(data, stream);
     } else {
       Site::leases().record_stream(data, stream.stream());
@@ -183,12 +184,26 @@ class CudaTensorAllocator final
     if (is_routing()) {
       return;
     }
-    if (has_others_) {
+    if (has_others_ || shares_) {
       others_->emptyCache(pool);
     }
     if (pool == c10::MempoolId_t{0, 0}) {
       (void)Site::leases().memory().trim_sync();
     }
+  }
+  /// Releases to the device the free memory that tensors had which were handed over.
+  ///
+  /// @returns the bytes
+  [[nodiscard]] std::size_t empty_shared() {
+    if (!shares_ || owner_of_others_ != nullptr || is_routing()) {
+      return 0;  // only of PyTorch's own allocator is it known that it keeps free memory
+    }
+    auto const reserved = [this] {
+      return others_->getDeviceStats(Site::device().index()).reserved_bytes[0].current;
+    };
+    auto const before = reserved();
+    others_->emptyCache();
+    return static_cast<std::size_t>(std::max<std::int64_t>(before - reserved(), 0));
   }
   /// Reports the largest piece that can be allocated without swapping anything out.
   void cacheInfo(DeviceIndex device, std::size_t* largest) override {
@@ -289,6 +304,21 @@ class CudaTensorAllocator final
   /// thread; 0 if the module was compiled without cuBLAS' headers.
   [[nodiscard]] std::size_t workspace_bytes() const;
   // The following functions are called by the site.
+
+  /// Locks everything that no call of `StorageLeases` locks, for a thread that forks. It must not
+  /// wait, since other threads may hold one of these locks while they wait for one that it has.
+  ///
+  /// @returns false if that is impossible just now
+  [[nodiscard]] bool try_lock_for_fork() {
+    return std::try_lock(pools_, pools_.returns(), scratch_, history_, watch()) == -1;
+  }
+  void unlock_after_fork() noexcept {
+    watch().unlock();
+    history_.unlock();
+    scratch_.unlock();
+    pools_.returns().unlock();
+    pools_.unlock();
+  }
 
   /// Calls `give_back` once `Site::uncaptured_stream()`, from which captures get memory, runs after
   /// the work of all streams. Memory that is freed on it then is reused only after all launches of
@@ -445,24 +475,60 @@ class CudaTensorAllocator final
   // Sharing with other processes (CUDA IPC)
 
   /// Moves a storage to memory of the allocator that PyTorch had before, on the same device. It
-  /// stays there and no longer counts toward the limit. Other processes can share it.
+  /// stays there and no longer counts toward the limit. Other processes can share it. Does nothing
+  /// if its memory is not this allocator's.
   ///
-  /// @pre    the calling thread has pinned the storage
+  /// @pre    the calling thread does not hold the interpreter's lock
   /// @throws c10::NotImplementedError if the storage cannot move; as that allocator
+  /// @stream waits on the host for other threads and communications that use the storage, and for
+  ///         the work of all streams that have used memory of this allocator
   void hand_over(c10::StorageImpl& storage) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !Site::leases().view(storage).is_kept,
-        "spillway: a tensor can be shared with other processes by CUDA IPC only if it can move to "
-        "other memory. This one cannot, since its address is known outside of operations "
-        "(data_ptr, DLPack, a captured graph). Share a copy: tensor.clone()");
+    // Two threads that hand over the same storage would each wait for the other one's pin.
+    std::scoped_lock const one_at_a_time{handing_over_};
+    if (!Leases::is_ours(storage)) {
+      return;
+    }
+    auto& frames = Site::frames();
+    TORCH_CHECK_NOT_IMPLEMENTED(!Site::leases().has_pinned(frames, storage),
+                                cannot_move,
+                                "this thread is inside of a hold or an operation that uses it. ",
+                                share_a_copy);
+    typename Site::State::Hook::Frame frame;
+    frame.enter_named({{&storage, nullptr, {/*keeps=*/false, /*writes=*/true}}});
+    auto const check_is_free = [&] {
+      TORCH_CHECK_NOT_IMPLEMENTED(!Site::leases().view(storage).is_kept,
+                                  cannot_move,
+                                  "its address is known outside of operations (data_ptr, DLPack, a "
+                                  "captured graph). ",
+                                  share_a_copy);
+    };
+    check_is_free();
     c10::cuda::CUDAGuard const device{Site::device()};
-    c10::DataPtr memory = fixed(others_->raw_alloc(storage.nbytes()), Site::device().index());
-    C10_CUDA_CHECK(cudaMemcpyAsync(memory.get(),
-                                   storage.data(),
-                                   storage.nbytes(),
-                                   cudaMemcpyDeviceToDevice,
-                                   Site::current_stream()));
-    storage.set_data_ptr_noswap(std::move(memory));
+    std::size_t const bytes = storage.nbytes();
+    shares_ = true;
+    c10::DataPtr theirs = fixed(others_->raw_alloc(bytes), Site::device().index());
+    void* const to = theirs.get();
+    auto moved = std::make_unique<HandedOver>(HandedOver{std::move(theirs), {}});
+    HandedOver& both = *moved;
+    c10::DataPtr memory{to, moved.release(), &free_handed_over, Site::device()};
+    bool const is_moved =
+        Site::leases().try_exchange(frames, storage, memory, [&](void const* from) {
+          cudaStream_t const stream = Site::current_stream();
+          Site::leases().memory().order_after_all(stream);
+          C10_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
+          c10::cuda::stream_synchronize(stream);
+        });
+    if (!is_moved) {
+      check_is_free();
+    }
+    TORCH_CHECK_NOT_IMPLEMENTED(is_moved,
+                                cannot_move,
+                                "another thread or a communication still uses it (a hold, "
+                                "all_reduce). Share it when that has ended. ",
+                                share_a_copy);
+    if (!Site::enrols(bytes)) {
+      both.before = std::move(memory);
+    }
   }
   [[nodiscard]] c10::cuda::CUDACachingAllocator::ShareableHandle shareIpcHandle(void* p) override {
     TORCH_CHECK_NOT_IMPLEMENTED(
@@ -520,10 +586,33 @@ class CudaTensorAllocator final
   }
   [[nodiscard]] static TensorObserver& watch() { return Site::leases().memory().observer(); }
 
+  static constexpr char const* cannot_move =
+      "spillway: a tensor can be shared with other processes by CUDA IPC only if it can move to "
+      "other memory. This one cannot, since ";
+  static constexpr char const* share_a_copy = "Share a copy: tensor.clone()";
+
+  /// The context of memory that was handed over. An operation that does not pin memory below the
+  /// least size may still use the memory that the storage had before.
+  struct HandedOver {
+    c10::DataPtr now;
+    c10::DataPtr before;
+  };
+  static void free_handed_over(void* context) { delete static_cast<HandedOver*>(context); }
+
   void record_theirs(c10::DataPtr const& data, c10::cuda::CUDAStream stream) {
-    // That allocator ignores memory that has another deleter than its own.
+    if (data.get_deleter() != &free_any && data.get_deleter() != &free_handed_over) {
+      others_->recordStream(data, stream);  // it knows what it has not allocated
+      return;
+    }
+    // That allocator ignores memory that has another deleter than its own. It throws if the memory
+    // is not its own, and must not be asked to free it then.
     c10::DataPtr theirs{data.get(), data.get(), others_->raw_deleter(), data.device()};
-    others_->recordStream(theirs, stream);
+    try {
+      others_->recordStream(theirs, stream);
+    } catch (...) {
+      (void)theirs.release_context();
+      throw;
+    }
     (void)theirs.release_context();
   }
   static void free_any(void* p) { Leases::deleter()(p); }
@@ -538,12 +627,17 @@ class CudaTensorAllocator final
         pool, bytes, stream, Site::is_capturing() ? Site::uncaptured_stream() : stream);
   }
   [[nodiscard]] void* take(std::size_t bytes, cudaStream_t stream) {
-    return Site::leases().allocate_raw(bytes, stream, [this] { return pools_.lend() != 0; });
+    return Site::leases().allocate_raw(bytes, stream, [this] {
+      std::size_t const lent = pools_.lend();
+      return lent + empty_shared() != 0;
+    });
   }
 
   Other* others_;
   std::shared_ptr<Other> owner_of_others_;  // null if it is PyTorch's
   bool has_others_ = false;
+  std::mutex handing_over_;              // held while a storage is handed over
+  std::atomic<bool> shares_{false};      // whether a storage was handed over
   std::atomic<int> other_routes_{0};     // allocations to pools of other devices that have begun
   std::atomic<std::uint64_t> peers_{0};  // a bit for each device that may access this one
   Pools pools_;
@@ -657,11 +751,20 @@ void CudaTensorAllocator<Site>::createOrIncrefPool(
     pools_.retain(pool);
     return;
   }
-  pools_.retain(pool,
-                typename Pools::Source{[own](std::size_t bytes, cudaStream_t stream) {
-                                         return own->raw_alloc_with_stream(bytes, stream);
-                                       },
-                                       [own](void* p) { own->raw_delete(p); }});
+  auto const take = [own](std::size_t bytes, cudaStream_t stream) {
+    void* const p = own->raw_alloc_with_stream(bytes, stream);
+    if (p == nullptr && bytes != 0) {
+      (void)cudaGetLastError();  // a failed `cudaMalloc` must not look like a later call's error
+      TORCH_CHECK_WITH(OutOfMemoryError,
+                       false,
+                       out_of_memory(Site::device()),
+                       "The allocator of a memory pool has no room for ",
+                       bytes,
+                       " bytes.");
+    }
+    return p;
+  };
+  pools_.retain(pool, typename Pools::Source{take, [own](void* p) { own->raw_delete(p); }});
 }
 
 template <class Site>

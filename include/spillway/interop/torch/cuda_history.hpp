@@ -284,6 +284,19 @@ class CudaHistory {
            static_cast<std::int64_t>(now_ns);
   }
 
+  // For a thread that forks: while it holds the lock, no other thread is inside of a call, except
+  // of a listener.
+
+  void lock() {
+    mutex_.lock();
+    contexts_.lock();
+  }
+  [[nodiscard]] bool try_lock() noexcept { return std::try_lock(mutex_, contexts_) == -1; }
+  void unlock() noexcept {
+    contexts_.unlock();
+    mutex_.unlock();
+  }
+
  private:
   /// Calls the trackers. A move is not reported, since trackers only look at segments.
   void tell_trackers(Record const& record, c10::DeviceIndex device) noexcept {

@@ -140,6 +140,8 @@ struct CudaSite {
   static void give_back_after_launches(std::function<void()> give_back) {
     state()->tensors->give_back_after_launches(std::move(give_back));
   }
+  static bool try_lock_for_fork() { return state()->tensors->try_lock_for_fork(); }
+  static void unlock_after_fork() noexcept { state()->tensors->unlock_after_fork(); }
   static bool is_capturing() {
     return state()->tensors->is_routing() &&
            c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;

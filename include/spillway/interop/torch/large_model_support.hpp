@@ -144,7 +144,7 @@ class LargeModelSupport {
   ///
   /// @returns the bytes given back
   static std::size_t trim_sync() {
-    return with_errors_of_torch([] { return installed().memory.trim_sync(); });
+    return with_errors_of_torch([] { return installed().memory.trim_sync() + trim_shared(); });
   }
   /// Does both of these, so that other programs can use the device. A tensor that is used comes
   /// back by itself. While support is off nothing is swapped out.
@@ -152,7 +152,8 @@ class LargeModelSupport {
   /// @param level  `HostTier::file` also releases host memory, as far as the file has room
   /// @returns the bytes of device memory that were given back
   static std::size_t park(HostTier level = HostTier::pinned) {
-    return with_errors_of_torch([&] { return with_nothing_recent().leases.park(level); });
+    return with_errors_of_torch(
+        [&] { return with_nothing_recent().leases.park(level) + trim_shared(); });
   }
   /// Swaps all tensors in at once, as far as the limit allows.
   ///
@@ -317,6 +318,14 @@ class LargeModelSupport {
     State& state = installed();
     state.leases.end_recent(Site::frames());
     return state;
+  }
+  /// Gives back what is free of the memory of tensors that were sent to other processes.
+  [[nodiscard]] static std::size_t trim_shared() {
+    if constexpr (requires { Site::tensors().empty_shared(); }) {
+      return Site::tensors().empty_shared();
+    } else {
+      return 0;
+    }
   }
   template <class Act>
   static auto with_errors_of_torch(Act act) {

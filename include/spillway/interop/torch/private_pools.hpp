@@ -89,6 +89,12 @@ class OrderedReturns {
     return waiting_.size();
   }
 
+  // For a thread that forks: while it holds the lock, no other thread is inside of a call.
+
+  void lock() { mutex_.lock(); }
+  [[nodiscard]] bool try_lock() noexcept { return mutex_.try_lock(); }
+  void unlock() noexcept { mutex_.unlock(); }
+
  private:
   Memory* memory_;
   mutable std::mutex mutex_;  // guards what follows
@@ -113,8 +119,8 @@ class OrderedReturns {
 /// `order_after_all`.
 ///
 /// Units    bytes.
-/// Threads  thread-safe. Sources are called without the lock, and so is `Memory`, except by
-///          `restore`.
+/// Threads  thread-safe. Sources are called without the lock. `Memory` is called with it, so that
+///          `restore` sees each piece either live or idle.
 /// Streams  nothing waits on the host.
 template <class Memory>
 class PrivatePools {
@@ -181,9 +187,11 @@ class PrivatePools {
   ///                captured
   [[nodiscard]] void* allocate(PoolId id, std::size_t bytes, stream_type stream, stream_type from);
   /// @returns false if the address is not in a pool
+  /// @throws  as `Memory::mark`; the piece is then live
   [[nodiscard]] bool free(void* p);
   /// Records that another stream uses the memory: it is reused after the work that is enqueued
   /// there when it is freed. @returns false if the address is not in a pool
+  /// @throws as `Memory::mark`; nothing has changed then
   [[nodiscard]] bool record_stream(void* p, stream_type stream);
 
   /// Returns idle pieces to their source, for the pools that `set_lends` allows it for. @returns
@@ -238,6 +246,12 @@ class PrivatePools {
     }
     return all;
   }
+
+  // For a thread that forks: while it holds the lock, no other thread is inside of a call.
+
+  void lock() { mutex_.lock(); }
+  [[nodiscard]] bool try_lock() noexcept { return mutex_.try_lock(); }
+  void unlock() noexcept { mutex_.unlock(); }
 
  private:
   struct Pool {
@@ -352,22 +366,18 @@ void* PrivatePools<Memory>::allocate(PoolId id,
     if (at->second.stream != stream || (is_captured && !at->second.after.is_empty())) {
       continue;
     }
-    Piece piece = std::move(at->second);
-    pool.idle.erase(at);
-    lock.unlock();
     try {
-      memory_->order_after(stream, piece.after);
+      memory_->order_after(stream, at->second.after);
     } catch (...) {
-      lock.lock();
       --pool.live;
-      pool.idle.emplace(piece.bytes, std::move(piece));
       throw;
     }
+    Piece piece = std::move(at->second);
+    pool.idle.erase(at);
     piece.after.clear();
     piece.requested_bytes = bytes;
     piece.is_captured = piece.is_captured || is_captured;
     void* const p = piece.address;
-    lock.lock();
     live_[p] = std::move(piece);
     return p;
   }
@@ -388,20 +398,16 @@ void* PrivatePools<Memory>::allocate(PoolId id,
 
 template <class Memory>
 bool PrivatePools<Memory>::free(void* p) {
-  Piece piece;
+  Return gone;
   {
     Lock const lock{mutex_};
     auto const found = live_.find(p);
     if (found == live_.end()) {
       return false;
     }
-    piece = std::move(found->second);
+    retire(found->second);
+    Piece piece = std::move(found->second);
     live_.erase(found);
-  }
-  retire(piece);
-  Return gone;
-  {
-    Lock const lock{mutex_};
     auto const at = pools_.find(piece.pool);
     Pool& pool = at->second;
     --pool.live;
@@ -418,21 +424,19 @@ bool PrivatePools<Memory>::free(void* p) {
 
 template <class Memory>
 bool PrivatePools<Memory>::record_stream(void* p, stream_type stream) {
-  {
-    Lock const lock{mutex_};
-    auto const found = live_.find(p);
-    if (found == live_.end()) {
-      return false;
-    }
-    std::vector<stream_type>& visitors = found->second.visitors;
-    if (found->second.stream == stream ||
-        std::find(visitors.begin(), visitors.end(), stream) != visitors.end()) {
-      return true;
-    }
+  Lock const lock{mutex_};
+  auto const found = live_.find(p);
+  if (found == live_.end()) {
+    return false;
+  }
+  std::vector<stream_type>& visitors = found->second.visitors;
+  if (found->second.stream != stream &&
+      std::find(visitors.begin(), visitors.end(), stream) == visitors.end()) {
+    // Throws now, rather than when the piece is freed, if there are too many streams. The piece
+    // then has no such visitor.
+    (void)memory_->mark(stream);
     visitors.push_back(stream);
   }
-  // throws now, rather than when the piece is freed, if there are too many streams
-  (void)memory_->mark(stream);
   return true;
 }
 

@@ -55,6 +55,12 @@ class RecipeScratch {
     return true;
   }
 
+  // For a thread that forks: while it holds the lock, no other thread is inside of a call.
+
+  void lock() { mutex_.lock(); }
+  [[nodiscard]] bool try_lock() noexcept { return mutex_.try_lock(); }
+  void unlock() noexcept { mutex_.unlock(); }
+
  private:
   using Lease = typename Allocator::lease_type;
 

@@ -35,6 +35,15 @@ concept JoiningSite = requires {
   Site::joining_stream();
 };
 
+/// A site with further locks, which a thread that forks has to take, so that no other thread leaves
+/// them locked in the child. `Site::try_lock_for_fork()` locks them without waiting, and returns
+/// false if another thread holds one; `Site::unlock_after_fork()` unlocks them.
+template <class Site>
+concept LockingSite = requires {
+  { Site::try_lock_for_fork() } -> std::same_as<bool>;
+  Site::unlock_after_fork();
+};
+
 /// A site where PyTorch itself takes the pointers of tensors outside of operations, without reading
 /// what they point to: when it passes gradients and futures from one stream to another. That must
 /// not be an error while a tensor is swapped out, so the pointer is null then.

@@ -24,6 +24,7 @@
 #include <shared_mutex>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -168,6 +169,14 @@ struct StorageTraits {
     c10::DataPtr const& data = storage._mutable_data_ptr_no_checks();
     return data.get_deleter() == &free_enrolled ? static_cast<Entry*>(data.get_context()) : nullptr;
   }
+  /// As `entry_of`, without the lock. The result is null or was the storage's entry at some time
+  /// during the call, even if another thread exchanges the memory meanwhile: it then replaces the
+  /// deleter before the context (`StorageLeases::try_exchange`).
+  [[nodiscard]] static Entry* entry_without_lock(c10::StorageImpl& storage) noexcept {
+    Entry* const entry = entry_of(storage);
+    std::atomic_thread_fence(std::memory_order_acquire);  // so that the deleter is read once more
+    return entry_of(storage) == entry ? entry : nullptr;
+  }
   /// Makes a weak reference without making a strong one, for whose count the interpreter's lock
   /// might be needed.
   [[nodiscard]] static c10::weak_intrusive_ptr<c10::StorageImpl>
@@ -291,8 +300,10 @@ struct StorageTraits {
 ///          interpreter's lock may be needed.
 /// Streams  leases belong to the stream that is current when an operation begins. If an operation
 ///          runs on another stream than the entry's, a lease on its stream is added: that stream
-///          first waits for what was enqueued for the block on the others, and the next use of the
-///          block's range comes after its work. While a stream is being captured, blocks are
+///          first waits for the uses of the block whose leases have ended, and the next use of the
+///          block's range comes after its work. It does not wait for work under a lease that is
+///          still held on another stream; as without this class, the program orders that. While a
+///          stream is being captured, blocks are
 ///          swapped in on `Site::uncaptured_stream()`. What a capture has used stays resident until
 ///          its storage is gone. It is then free after the work of all streams, since the graph may
 ///          have been launched on any of them.
@@ -311,7 +322,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   using stream_type = typename Base::stream_type;
 
   /// `memory` is not owned and must outlive this object; see `OperandLeases`.
-  explicit StorageLeases(Allocator& memory) : Base{memory} {
+  explicit StorageLeases(Allocator& memory) : Base{memory, patience} {
     recent_.previous = recent_.next = &recent_;
   }
 
@@ -538,6 +549,37 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     this->count(frames);
   }
 
+  /// Whether the calling thread has pinned a storage for a frame or a hold that is open.
+  [[nodiscard]] bool has_pinned(Frames const& frames, c10::StorageImpl& storage) const {
+    Guard const guard{mutex_};
+    Entry const* const entry = Traits::entry_of(storage);
+    auto const has = [entry](Pins const& pins) {
+      return std::find(pins.begin(), pins.end(), entry) != pins.end();
+    };
+    return entry != nullptr &&
+           (has(frames.pins) || std::any_of(frames.further_pins.begin(),
+                                            frames.further_pins.end(),
+                                            [&](auto* pins) { return has(*pins); }));
+  }
+  /// Replaces the memory of a storage by other memory. Waits for other threads and communications
+  /// that use the storage, as long as threads wait for memory. Threads that begin to use it
+  /// meanwhile wait for the new memory, so that no write is lost.
+  ///
+  /// Exception: a storage that the site does not enrol is enrolled only now. An operation that
+  /// another thread has begun may use its old memory without a pin.
+  ///
+  /// @param memory  becomes the storage's memory; holds the old one afterwards, which the caller
+  ///                destroys when no thread can use it any more
+  /// @param copy    copies the bytes from the address that it is given, after the work of all
+  ///                streams, and waits for the end; called without the lock
+  /// @returns false, with nothing changed, if the storage is in use by then, or has to keep its
+  ///          address
+  /// @pre     the calling thread has pinned the storage in one frame, in which nothing else uses
+  ///          it, and does not hold the interpreter's lock
+  template <class Copy>
+  [[nodiscard]] bool
+  try_exchange(Frames& frames, c10::StorageImpl& storage, c10::DataPtr& memory, Copy const& copy);
+
   /// Sets whether operations only read this storage, so that its copy on the host stays valid and
   /// it is swapped out without another copy. That ends when an operation declares that it writes
   /// the storage, and when the program asks for an address to write to. The caller must not use
@@ -554,7 +596,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   /// out, the work that is enqueued on that stream by then comes first. Memory of other allocators
   /// is left alone.
   ///
-  /// @stream `stream` runs after what has been enqueued for this memory so far
+  /// @stream `stream` runs after the uses of this memory whose leases have ended, and not after
+  ///         those under a lease that is still held
   void record_stream(c10::DataPtr const& data, stream_type stream);
   void record_stream(Pins const& pins, stream_type stream) {
     for (Entry* const entry : pins) {
@@ -617,15 +660,27 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   // As the base.
 
   void before_fork() {
-    Base::before_fork();
-    Site::operation_times().lock();
+    for (;;) {
+      Base::before_fork();
+      Site::operation_times().lock();
+      if constexpr (LockingSite<Site>) {
+        if (!Site::try_lock_for_fork()) {
+          // The thread that holds such a lock may wait for one of those above.
+          Site::operation_times().unlock();
+          Base::after_fork_in_parent();
+          std::this_thread::yield();
+          continue;
+        }
+      }
+      return;
+    }
   }
   void after_fork_in_parent() noexcept {
-    Site::operation_times().unlock();
+    unlock_site();
     Base::after_fork_in_parent();
   }
   void after_fork_in_child(Frames const* frames) {
-    Site::operation_times().unlock();
+    unlock_site();
     forget_pins_of_others(*frames);
     Base::after_fork_in_child(frames);
   }
@@ -647,7 +702,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   /// begun before the capture.
   [[nodiscard]] static bool
   needs_pin(Frames const& frames, c10::StorageImpl& storage, OperandUse use) {
-    Entry const* const entry = Traits::entry_of(storage);
+    Entry const* const entry = Traits::entry_without_lock(storage);
     return is_captured() ||
            (entry != nullptr &&
             (use.keeps() || use.writes() || (entry->is_read_leased && !use.only_reads()) ||
@@ -694,6 +749,10 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   using Guard = typename Base::Guard;
   using Missing = typename Base::Missing;
   using EntryLeases = decltype(Entry::leases);
+
+  /// How long a thread waits for others while it cannot be told that they will end.
+  static constexpr std::chrono::milliseconds patience = std::chrono::seconds{10};
+
   using Base::memory_;
   using Base::mutex_;
 
@@ -718,7 +777,18 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
             .description = entry.description};
   }
   [[nodiscard]] static StorageView view_of_raw(Entry const& raw) {
-    return {.block = raw.block, .bytes = raw.bytes, .is_leased = true, .is_in_use = true};
+    return {.block = raw.block,
+            .bytes = raw.bytes,
+            .is_leased = true,
+            .is_in_use = true,
+            .is_kept = raw.is_kept};
+  }
+
+  static void unlock_site() noexcept {
+    if constexpr (LockingSite<Site>) {
+      Site::unlock_after_fork();
+    }
+    Site::operation_times().unlock();
   }
 
   // The caller of the following functions up to `end_frame` holds the lock.
@@ -780,13 +850,13 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
       this->join_ring(recent_, *own);
     }
   }
-  [[nodiscard]] Entry* try_enrol(Operand const& operand) noexcept;
+  [[nodiscard]] Entry* try_enrol(Operand const& operand, bool has_any_size = false) noexcept;
   /// Enrols a result. @returns its entry if the storage was enrolled just now, else null
   Entry* enrol_result(Operand const& result) noexcept {
     Entry* entry = Traits::entry_of(*result.storage);
     Entry* const seen = entry;
     if (entry == nullptr) {
-      entry = try_enrol(result);
+      entry = try_enrol(result, result.use.keeps());
     }
     if (entry != nullptr && result.use.keeps()) {
       entry->is_kept = true;
@@ -1058,9 +1128,11 @@ void StorageLeases<Site>::give_back_after_launches(BlockId block, EntryLeases le
 /// Enrols a storage whose memory comes from this object and is used by no other storage. The caller
 /// holds the lock.
 ///
+/// @param has_any_size  whether it is also enrolled if the site enrols no memory of its size: when
+///                      the entry has to record that its address is known
 /// @returns null if the storage is not of this kind
 template <class Site>
-auto StorageLeases<Site>::try_enrol(Operand const& operand) noexcept -> Entry* {
+auto StorageLeases<Site>::try_enrol(Operand const& operand, bool has_any_size) noexcept -> Entry* {
   c10::StorageImpl& storage = *operand.storage;
   c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
   void* const p = data.get();
@@ -1069,7 +1141,11 @@ auto StorageLeases<Site>::try_enrol(Operand const& operand) noexcept -> Entry* {
     return nullptr;
   }
   Entry* const entry =
-      table_.remove(p, [](Entry const& raw) { return !raw.is_fixed && Site::enrols(raw.bytes); })
+      table_
+          .remove(p,
+                  [&](Entry const& raw) {
+                    return !raw.is_fixed && (has_any_size || Site::enrols(raw.bytes));
+                  })
           .release();
   if (entry != nullptr) {
     entry->storage = Traits::weak_reference(storage);
@@ -1093,7 +1169,7 @@ void StorageLeases<Site>::enter(Frames& frames, Pins& pins, Operands const& oper
     for (Operand const& operand : operands) {
       Entry* entry = Traits::entry_of(*operand.storage);
       if (entry == nullptr && (enrols || captured)) {
-        entry = try_enrol(operand);
+        entry = try_enrol(operand, operand.use.keeps() || captured);
       }
       if (entry != nullptr) {
         pin(pins, *entry);
@@ -1234,6 +1310,63 @@ void StorageLeases<Site>::record_stream_of_raw(void* p, stream_type stream) {
   if (Entry* const raw = table_.find(p)) {
     raw->leases.add(std::move(lease), stream);
   }
+}
+
+template <class Site>
+template <class Copy>
+bool StorageLeases<Site>::try_exchange(Frames& frames,
+                                       c10::StorageImpl& storage,
+                                       c10::DataPtr& memory,
+                                       Copy const& copy) {
+  using Clock = std::chrono::steady_clock;
+  auto const gives_up = Clock::now() + patience;
+  c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  Guard guard{mutex_};
+  Entry* entry = Traits::entry_of(storage);
+  if (entry == nullptr && (entry = try_enrol({&storage}, /*has_any_size=*/true)) != nullptr) {
+    pin(frames.pins, *entry);
+  }
+  if (entry == nullptr) {
+    return false;
+  }
+  this->end_bound(frames);
+  auto const is_alone = [entry] { return entry->pins == 1; };
+  if (!is_alone()) {
+    ++this->counts_.waits;
+    (void)this->wait_until(guard, [&] { return is_alone() || Clock::now() >= gives_up; });
+  }
+  if (!is_alone() || entry->is_kept || !entry->has_lease() || Traits::entry_of(storage) != entry) {
+    return false;
+  }
+  // As if another thread were swapping it in: a thread that begins to use it waits until it is
+  // there. Its address stays set, for operations that use it without a pin.
+  EntryLeases leases = std::move(entry->leases);
+  entry->is_arriving = true;
+  auto const end_arrival = [&] {
+    guard.lock();
+    entry->leases = std::move(leases);
+    entry->is_arriving = false;
+  };
+  guard.unlock();
+  try {
+    copy(leases.data());
+  } catch (...) {
+    end_arrival();
+    guard.unlock();
+    this->notify_waiters();
+    throw;
+  }
+  end_arrival();
+  entry->is_kept = true;  // from now on it is not the entry of its storage
+  c10::DataPtr old{entry->leases.data(), data.release_context(), data.get_deleter(), data.device()};
+  // A thread that reads both without the lock must not see the old deleter with the new context.
+  (void)data.compare_exchange_deleter(&Traits::free_enrolled, memory.get_deleter());
+  std::atomic_thread_fence(std::memory_order_release);
+  data = std::exchange(memory, std::move(old));
+  allow_access(storage);
+  guard.unlock();
+  this->notify_waiters();
+  return true;
 }
 
 template <class Site>

@@ -218,6 +218,12 @@ class TensorObserver {
     has_listener_.store(true, std::memory_order_release);
   }
 
+  // For a thread that forks: while it holds the lock, no other thread counts anything.
+
+  void lock() { mutex_.lock(); }
+  [[nodiscard]] bool try_lock() noexcept { return mutex_.try_lock(); }
+  void unlock() noexcept { mutex_.unlock(); }
+
  private:
   void count(Record const& record) noexcept {
     switch (record.kind) {
