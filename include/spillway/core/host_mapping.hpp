@@ -33,7 +33,8 @@ class BasicHostMemory {
     auto const pages = static_cast<std::size_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES)));
     auto const page_bytes = static_cast<std::size_t>(std::max(0L, ::sysconf(_SC_PAGESIZE)));
     std::size_t least = pages * page_bytes;
-    for_each_line(root + "/proc/self/cgroup", [&](std::string line) {  // NUMBER:CONTROLLERS:PATH
+    // Each line is NUMBER:CONTROLLERS:PATH.
+    for_each_line(root + "/proc/self/cgroup", [&](std::string const& line) {
       std::size_t const first = line.find(':');
       std::size_t const second = line.find(':', first + 1);
       if (second == std::string::npos) {
@@ -52,7 +53,8 @@ class BasicHostMemory {
       for (bool is_top = false; !is_top;) {
         path.resize(path.find_last_not_of('/') + 1);
         is_top = path.empty();
-        for_each_line(mount + path + file, [&](std::string const& limit) {
+        std::string name = mount;
+        for_each_line(name.append(path).append(file), [&](std::string const& limit) {
           char* end = nullptr;
           errno = 0;
           std::uint64_t const bytes = std::strtoull(limit.c_str(), &end, 10);

@@ -155,6 +155,31 @@ def test_an_operand_that_is_away_comes_in_beside_a_capture(stand_in, lms, make):
 
 @pytest.mark.stand_in
 @pytest.mark.skipif(not begins_captures(), reason="this PyTorch calls it otherwise")
+@pytest.mark.parametrize("how", ["freed", "made to leave"])
+def test_what_the_captured_stream_used_before_may_be_given_up_in_the_capture(stand_in, lms, make, how):
+    """As in a warm-up on the stream of the capture, whose results are replaced in the capture."""
+    stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+    host = make(4)[1]
+    with torch.cuda.stream(stream):
+        before = [host.to("cuda") * 2 for _ in range(6)]
+    with Capture(stand_in, stream, pool):
+        if how == "freed":
+            del before
+        else:
+            lms.evict()
+        inside = [torch.empty(host.shape, device="cuda") for _ in range(2)]
+    made = [make(4, seed) for seed in range(10)]  # more than fits
+    assert all(torch.equal(x.cpu(), y) for x, y in made)
+    if how == "made to leave":
+        assert all(torch.equal(x.cpu(), host * 2) for x in before)
+        del before
+    del inside, made
+    torch._C._cuda_releasePool(0, pool)
+    assert lms.stats()["tensor_bytes.all.current"] == 0
+
+
+@pytest.mark.stand_in
+@pytest.mark.skipif(not begins_captures(), reason="this PyTorch calls it otherwise")
 def test_what_a_capture_inside_of_hold_uses_stays_where_it_is(stand_in, lms, make):
     """Both a tensor that was used before `hold`, and one that was made inside of `hold`, where tensors are not enrolled."""
     side, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()

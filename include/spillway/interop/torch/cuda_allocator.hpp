@@ -368,7 +368,7 @@ class CudaTensorAllocator final
   void beginAllocateToPool(DeviceIndex device,
                            c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override {
-    if constexpr (!marks_captures) {
+    if constexpr (!marks_captures<Base>) {
       Site::leases().keep_for_capture(Site::frames());
     }
     if (is_other(device)) {
@@ -392,6 +392,9 @@ class CudaTensorAllocator final
     rethrow_as_torch([&] { pools_.end(pool); });
     Site::leases().memory().device().synchronize(Site::uncaptured_stream());
     pools_.returns().retry();
+    if (Site::leases().is_under_pressure()) {  // what could not be given up during the capture
+      (void)Site::leases().start_reclaim();
+    }
   }
   void setUseOnOOM(DeviceIndex device, c10::MempoolId_t pool, bool lends) override {
     if (is_other(device)) {
@@ -546,12 +549,13 @@ class CudaTensorAllocator final
  private:
   using Other = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
-  static constexpr bool marks_captures = requires(Base & allocator, DeviceIndex device) {
+  template <class Allocator>
+  static constexpr bool marks_captures = requires(Allocator & allocator, DeviceIndex device) {
     allocator.markCaptureBegin(device);
   };
   template <class Allocator>
   static void mark_capture(Allocator& allocator, DeviceIndex device, bool begins) {
-    if constexpr (marks_captures) {
+    if constexpr (marks_captures<Allocator>) {
       begins ? allocator.markCaptureBegin(device) : allocator.markCaptureEnd(device);
     }
   }

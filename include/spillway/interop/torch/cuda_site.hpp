@@ -142,6 +142,13 @@ struct CudaSite {
   }
   static bool try_lock_for_fork() { return state()->tensors->try_lock_for_fork(); }
   static void unlock_after_fork() noexcept { state()->tensors->unlock_after_fork(); }
+  static bool is_capturing(cudaStream_t stream) noexcept {
+    try {
+      return state()->tensors->is_routing() && state()->device.is_capturing(stream);
+    } catch (DeviceError const&) {
+      return false;  // the stream has been destroyed
+    }
+  }
   static bool is_capturing() {
     return state()->tensors->is_routing() &&
            c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;

@@ -19,11 +19,13 @@ namespace spillway::torch {
 /// | expression                          | must                                              |
 /// |-------------------------------------|---------------------------------------------------|
 /// | `Site::is_capturing()`              | tell whether `current_stream()` is being captured |
+/// | `Site::is_capturing(stream)`        | tell whether that stream is being captured        |
 /// | `Site::uncaptured_stream()`         | be another stream, waited for when a capture ends |
 /// | `Site::give_back_after_launches(f)` | call `f` when that stream runs after all others   |
 template <class Site>
 concept CapturingSite = requires(std::function<void()> give_back) {
   { Site::is_capturing() } -> std::same_as<bool>;
+  { Site::is_capturing(Site::current_stream()) } -> std::same_as<bool>;
   Site::uncaptured_stream();
   Site::give_back_after_launches(give_back);
 };

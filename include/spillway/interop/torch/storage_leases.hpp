@@ -233,7 +233,16 @@ struct StorageTraits {
     }
   }
   [[nodiscard]] static bool is_swappable(Entry const& entry) noexcept {
-    return !entry.is_kept && entry.has_lease();
+    return !entry.is_kept && entry.has_lease() && !is_on_captured_stream(entry.leases);
+  }
+  /// Whether one of the leases is on a stream that is being captured. It must not end during the
+  /// capture: others would have to wait for the stream, which is impossible then.
+  [[nodiscard]] static bool is_on_captured_stream(decltype(Entry::leases) const& leases) noexcept {
+    if constexpr (CapturingSite<Site>) {
+      return leases.any_stream([](auto stream) { return Site::is_capturing(stream); });
+    } else {
+      return false;
+    }
   }
   [[nodiscard]] static std::vector<Reference> references(std::span<Entry* const> entries) {
     std::vector<Reference> all;
@@ -933,7 +942,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
                      std::span<Lease const> leases) noexcept;
   void enter_slowly(Frames& frames, Operands const& operands, stream_type stream, bool captured);
   void exit_under_pressure(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
-  void give_back_after_launches(BlockId block, EntryLeases leases);
+  void give_back(BlockId block, EntryLeases leases, bool is_captured);
   void add_stream(Entry& entry, stream_type stream);
   void record_stream(Entry& entry, stream_type stream);
   void record_stream_of_raw(void* p, stream_type stream);
@@ -1013,8 +1022,7 @@ bool StorageLeases<Site>::free_raw(void* p, bool is_fixed) noexcept {
     }
   }
   report_to_profiler(leases ? leases.data() : nullptr, -static_cast<std::int64_t>(bytes));
-  leases.release();
-  memory_->abandon(block);
+  give_back(block, std::move(leases), /*is_captured=*/false);
   Site::on_freed(bytes, block);
   this->notify_waiters();
   return true;
@@ -1042,12 +1050,7 @@ void StorageLeases<Site>::on_storage_gone(Entry& entry) noexcept {
     }
   }
   report_to_profiler(leases ? leases.data() : nullptr, -static_cast<std::int64_t>(bytes));
-  if (is_captured) {
-    give_back_after_launches(block, std::move(leases));
-  } else {
-    leases.release();
-    memory_->abandon(block);
-  }
+  give_back(block, std::move(leases), is_captured);
   Site::on_freed(bytes, block);
   if (is_last) {
     delete &entry;
@@ -1110,12 +1113,19 @@ void StorageLeases<Site>::extend_recipe(RecipeExtension& extension,
   }
 }
 
-/// Frees a block that captured graphs use, after all launches of these graphs so far.
+/// Frees a block. If captured graphs use it, it is free after all launches of these graphs so far.
+/// If one of its leases is on a stream that is being captured, it is freed after the capture.
 template <class Site>
-void StorageLeases<Site>::give_back_after_launches(BlockId block, EntryLeases leases) {
+void StorageLeases<Site>::give_back(BlockId block, EntryLeases leases, bool is_captured) {
   if constexpr (CapturingSite<Site>) {
+    if (!is_captured && !Traits::is_on_captured_stream(leases)) {
+      leases.release();
+      memory_->abandon(block);
+      return;
+    }
     auto const shared = std::make_shared<EntryLeases>(std::move(leases));
     Site::give_back_after_launches([this, block, shared] {
+      TORCH_CHECK(!Traits::is_on_captured_stream(*shared), "a capture is under way");
       if (stream_type const stream = Site::uncaptured_stream(); !shared->covers(stream)) {
         shared->add(memory_->acquire(block, Access::read, stream), stream);
       }

@@ -76,6 +76,15 @@ class StreamLeases {
            });
   }
 
+  /// Whether `is_true(stream)` holds for the stream of any lease.
+  template <class Predicate>
+  [[nodiscard]] bool any_stream(Predicate const& is_true) const noexcept {
+    return (first_ && is_true(stream_)) ||
+           std::any_of(others_.begin(), others_.end(), [&](auto const& one) {
+             return is_true(one.second);
+           });
+  }
+
   void add(Lease lease, Stream stream) { others_.emplace_back(std::move(lease), stream); }
   /// Replaces the first lease by another one on the same block and stream, and returns the old one.
   [[nodiscard]] Lease exchange_first(Lease lease) noexcept {
