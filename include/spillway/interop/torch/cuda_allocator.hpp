@@ -550,7 +550,7 @@ class CudaTensorAllocator final
   using Other = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
   template <class Allocator>
-  static constexpr bool marks_captures = requires(Allocator & allocator, DeviceIndex device) {
+  static constexpr bool marks_captures = requires(Allocator& allocator, DeviceIndex device) {
     allocator.markCaptureBegin(device);
   };
   template <class Allocator>
