@@ -26,6 +26,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import subprocess
@@ -136,6 +137,7 @@ def work(framework, options):
     import threading
 
     import pytest
+    random.seed(0)  # some packages draw the parameters of their tests, which are in the names
     outcomes = Outcomes(options.worker)
     folder = framework.folder(options.sources)
     if options.every_ms:
@@ -162,7 +164,7 @@ def run(framework, options, parts, every_ms, log):
         begin = time.monotonic()
         worker = subprocess.Popen([sys.executable, __file__, options.framework, *sources, "--worker", str(path), "--every-ms",
                                    str(every_ms), *parts], stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                                  env={**os.environ, **framework.environment})
+                                  env={**os.environ, "PYTHONHASHSEED": "0", **framework.environment})
         try:
             worker.wait(options.patience_s)
         except subprocess.TimeoutExpired:
