@@ -15,6 +15,7 @@ struct PlainSite {};
 
 struct FullSite {
   static bool is_capturing() { return false; }
+  static bool is_capturing(int stream) { return stream == 2; }
   static int uncaptured_stream() { return 1; }
   static int joining_stream() { return 2; }
   static void give_back_after_launches(std::function<void()> const& give_back) { give_back(); }

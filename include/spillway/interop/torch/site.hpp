@@ -25,7 +25,7 @@ namespace spillway::torch {
 template <class Site>
 concept CapturingSite = requires(std::function<void()> give_back) {
   { Site::is_capturing() } -> std::same_as<bool>;
-  { Site::is_capturing(Site::current_stream()) } -> std::same_as<bool>;
+  { Site::is_capturing(Site::uncaptured_stream()) } -> std::same_as<bool>;
   Site::uncaptured_stream();
   Site::give_back_after_launches(give_back);
 };
