@@ -1117,12 +1117,12 @@ void StorageLeases<Site>::extend_recipe(RecipeExtension& extension,
 /// If one of its leases is on a stream that is being captured, it is freed after the capture.
 template <class Site>
 void StorageLeases<Site>::give_back(BlockId block, EntryLeases leases, bool is_captured) {
+  if (!is_captured && !Traits::is_on_captured_stream(leases)) {
+    leases.release();
+    memory_->abandon(block);
+    return;
+  }
   if constexpr (CapturingSite<Site>) {
-    if (!is_captured && !Traits::is_on_captured_stream(leases)) {
-      leases.release();
-      memory_->abandon(block);
-      return;
-    }
     auto const shared = std::make_shared<EntryLeases>(std::move(leases));
     Site::give_back_after_launches([this, block, shared] {
       TORCH_CHECK(!Traits::is_on_captured_stream(*shared), "a capture is under way");
