@@ -23,11 +23,9 @@
 #include <utility>
 #include <vector>
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <support/small_allocator.hpp>
+#include <support/syscall_filter.hpp>
 #include <support/temporary_folder.hpp>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -141,19 +139,30 @@ struct LeasedMemory : WatchedMemory {
   using lease_type = int;
 };
 
+/// Calls `check(memory, share, other)` for a program that has leased 640 KiB of 1 MiB and was asked
+/// for memory: another program, `other`, wants 768 KiB.
+template <class Memory>
+void check_when_asked(auto const& check) {
+  TemporaryFolder folder;
+  ToldClock::time = {};
+  Memory memory;
+  DeviceShare<Memory, ToldClock> share{
+      memory, {.file = folder.path() / "table", .least_bytes = 64_KiB, .period = 0ms}};
+  REQUIRE(share.capacity_bytes() == 1_MiB);
+  ToldClock::time += 2s;  // the claim of the constructor ends
+  memory.leased_bytes = 640_KiB;
+  memory.least_asked = 1_MiB;
+  detail::ShareTable other{folder.path() / "table", 1_MiB, 0, 1};
+  (void)other.update(1_MiB, 768_KiB, true);
+  share.update();
+  check(memory, share, other);
+}
+
 /// Calls `action` on a thread that cannot make threads.
 void on_thread_that_is_the_last(auto const& action) {
   std::thread{[&] {
-    std::array<sock_filter, 5> code{{
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 1, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(EAGAIN)),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    }};
-    sock_fprog const program{static_cast<unsigned short>(code.size()), code.data()};
-    REQUIRE(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    REQUIRE(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    REQUIRE(support::try_fail_calls(SYS_clone3, EAGAIN));
+    REQUIRE(support::try_fail_calls(SYS_clone, EAGAIN));
     action();
   }}.join();
 }
@@ -327,45 +336,25 @@ TEST_SUITE("DeviceShare") {
   }
 
   TEST_CASE("DeviceShare: what is not leased is given up at once, without waiting for leases") {
-    TemporaryFolder folder;
-    ToldClock::time = {};
-    LeasedMemory memory;
-    DeviceShare<LeasedMemory, ToldClock> share{
-        memory, {.file = folder.path() / "table", .least_bytes = 64_KiB, .period = 0ms}};
-    REQUIRE(share.capacity_bytes() == 1_MiB);
-    ToldClock::time += 2s;  // the claim of the constructor ends
-    memory.leased_bytes = 640_KiB;
-    memory.least_asked = 1_MiB;
+    check_when_asked<LeasedMemory>([](auto& memory, auto& share, auto& other) {
+      share.update();
+      CHECK(memory.least_asked == 640_KiB);  // with less, the allocator would wait
+      CHECK(share.capacity_bytes() == 640_KiB);
+      CHECK(share.claim(1_MiB, true) == ClaimResult::is_in_the_way);
+      CHECK(other.update(1_MiB, 768_KiB, true).held_bytes == 384_KiB);
 
-    detail::ShareTable other{folder.path() / "table", 1_MiB, 0, 1};
-    (void)other.update(1_MiB, 768_KiB, true);
-    share.update();
-    share.update();
-    CHECK(memory.least_asked == 640_KiB);  // with less, the allocator would wait
-    CHECK(share.capacity_bytes() == 640_KiB);
-    CHECK(share.claim(1_MiB, true) == ClaimResult::is_in_the_way);
-    CHECK(other.update(1_MiB, 768_KiB, true).held_bytes == 384_KiB);
-
-    memory.leased_bytes = 0;
-    share.update();
-    CHECK(share.capacity_bytes() == 256_KiB);
-    CHECK(other.update(1_MiB, 768_KiB, true).held_bytes == 768_KiB);
+      memory.leased_bytes = 0;
+      share.update();
+      CHECK(share.capacity_bytes() == 256_KiB);
+      CHECK(other.update(1_MiB, 768_KiB, true).held_bytes == 768_KiB);
+    });
   }
 
   TEST_CASE("DeviceShare: an adapter is asked for bytes that it has leased itself") {
-    TemporaryFolder folder;
-    ToldClock::time = {};
-    WatchedMemory memory;
-    DeviceShare<WatchedMemory, ToldClock> share{
-        memory, {.file = folder.path() / "table", .least_bytes = 64_KiB, .period = 0ms}};
-    ToldClock::time += 2s;  // the claim of the constructor ends
-    memory.leased_bytes = 640_KiB;
-    memory.least_asked = 1_MiB;
-    detail::ShareTable other{folder.path() / "table", 1_MiB, 0, 1};
-    (void)other.update(1_MiB, 768_KiB, true);
-    share.update();
-    CHECK(memory.least_asked == 64_KiB);
-    CHECK(share.capacity_bytes() == 640_KiB);  // of which it could end no lease
+    check_when_asked<WatchedMemory>([](auto& memory, auto& share, auto& /*other*/) {
+      CHECK(memory.least_asked == 64_KiB);
+      CHECK(share.capacity_bytes() == 640_KiB);  // of which it could end no lease
+    });
   }
 
   TEST_CASE("DeviceShare: a program that is denied its promised memory cannot join") {

@@ -7,7 +7,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <filesystem>
@@ -18,10 +17,8 @@
 #include <thread>
 #include <vector>
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
+#include <support/syscall_filter.hpp>
 #include <support/temporary_folder.hpp>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -57,16 +54,7 @@ std::string message_of(auto const& action) {
 /// Calls `action` on a thread on which the system answers fallocate() with `error`.
 void on_thread_where_fallocate_fails(int error, auto const& action) {
   std::thread{[&] {
-    auto const answer = SECCOMP_RET_ERRNO | static_cast<unsigned>(error);
-    std::array<sock_filter, 4> code{{
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fallocate, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, answer),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    }};
-    sock_fprog const program{static_cast<unsigned short>(code.size()), code.data()};
-    REQUIRE(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    REQUIRE(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    REQUIRE(support::try_fail_calls(SYS_fallocate, error));
     action();
   }}.join();
 }

@@ -63,6 +63,21 @@ TEST_SUITE("pager") {
       FAIL("no file of the tier is open");
     }
 
+    /// Swaps a block out to the file, and takes its bytes away from there.
+    void swap_out_and_lose(Buffer& buffer) {
+      buffer.swap_out();
+      device.run_all();
+      truncate_file();
+    }
+    /// Writes a block that has lost its bytes, and checks that it is like any other.
+    void check_recovers(Buffer& buffer) {
+      write(buffer, 2);
+      buffer.swap_out();
+      check(buffer, 2);
+      run();
+      CHECK(kernels.checks() == 1);
+    }
+
     /// A block that was swapped in from a file that had lost its bytes, which was not reported yet.
     void lose(Buffer& buffer) {
       {
@@ -109,9 +124,7 @@ TEST_SUITE("pager") {
     Bench bench;
     Buffer buffer{bench.allocator, Bench::block_bytes};
     bench.write(buffer, 1);
-    buffer.swap_out();
-    bench.device.run_all();
-    bench.truncate_file();
+    bench.swap_out_and_lose(buffer);
     (void)buffer.acquire(Access::read_write, bench.stream());
     bench.device.run_all();
     buffer.swap_out();
@@ -119,11 +132,7 @@ TEST_SUITE("pager") {
 
     CHECK_THROWS_AS((void)buffer.acquire(Access::read, bench.stream()), FileTierError);
     CHECK_THROWS_AS((void)buffer.acquire(Access::read, bench.stream()), FileTierError);
-    bench.write(buffer, 2);
-    buffer.swap_out();
-    bench.check(buffer, 2);
-    bench.run();
-    CHECK(bench.kernels.checks() == 1);
+    bench.check_recovers(buffer);
   }
 
   TEST_CASE("DeviceAllocator: a swap-in that fails after its host memory was given to another "
@@ -132,9 +141,7 @@ TEST_SUITE("pager") {
     Buffer buffer{bench.allocator, Bench::block_bytes};
     Buffer other{bench.allocator, Bench::block_bytes};
     bench.write(buffer, 1);
-    buffer.swap_out();
-    bench.device.run_all();
-    bench.truncate_file();
+    bench.swap_out_and_lose(buffer);
     (void)buffer.acquire(Access::read, bench.stream());
     bench.write(other, 2);
     other.swap_out();  // the file has room for one of them
@@ -158,9 +165,7 @@ TEST_SUITE("pager") {
       Buffer buffer{bench.allocator, Bench::block_bytes};
       bench.write(buffer, 3);  // mostly zeros
       bench.allocator.set_codec<ZeroBitmap>(buffer.id());
-      buffer.swap_out();
-      bench.device.run_all();
-      bench.truncate_file();
+      bench.swap_out_and_lose(buffer);
       for (int i = 0; i < moves; ++i) {  // a slot with a codec is written only once
         (void)buffer.acquire(Access::read_write, bench.stream());
         buffer.swap_out();
@@ -169,11 +174,7 @@ TEST_SUITE("pager") {
 
       CHECK_THROWS_AS((void)buffer.acquire(Access::read, bench.stream()), FileTierError);
       CHECK_THROWS_AS((void)buffer.acquire(Access::read_write, bench.stream()), FileTierError);
-      bench.write(buffer, 2);
-      buffer.swap_out();
-      bench.check(buffer, 2);
-      bench.run();
-      CHECK(bench.kernels.checks() == 1);
+      bench.check_recovers(buffer);
       CHECK(bench.allocator.host_stats().tiers[2].slots == 1);
     }
   }
@@ -182,9 +183,7 @@ TEST_SUITE("pager") {
     Bench bench;
     Buffer buffer{bench.allocator, Bench::block_bytes};
     bench.write(buffer, 1);
-    buffer.swap_out();
-    bench.device.run_all();
-    bench.truncate_file();
+    bench.swap_out_and_lose(buffer);
     (void)buffer.acquire(Access::read, bench.stream());
     bench.write(buffer, 2);
     buffer.swap_out();

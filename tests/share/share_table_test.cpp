@@ -21,10 +21,8 @@
 #include <vector>
 
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
+#include <support/syscall_filter.hpp>
 #include <support/temporary_folder.hpp>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -36,24 +34,9 @@ using spillway::detail::ShareTable;
 
 namespace {
 
-/// Makes the system pass the calling thread's system calls through a filter.
-template <std::size_t size>
-bool try_filter(std::array<sock_filter, size> code) {
-  sock_fprog const program{static_cast<unsigned short>(code.size()), code.data()};
-  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
-bool try_fail_fallocate(int error) {
-  return try_filter(std::array<sock_filter, 4>{{
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fallocate, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(error)),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  }});
-}
 /// From now on the process is killed when it unlocks a part of a file.
 bool try_die_at_unlock() {
-  return try_filter(std::array<sock_filter, 6>{{
+  return support::try_filter_calls(std::array<sock_filter, 6>{{
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fcntl, 0, 3),
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[1])),
@@ -324,7 +307,7 @@ TEST_SUITE("ShareTable") {
       }
       int error = 0;
       std::thread{[&] {
-        if (!try_fail_fallocate(ENOSPC)) {
+        if (!support::try_fail_calls(SYS_fallocate, ENOSPC)) {
           return;
         }
         try {
@@ -342,7 +325,7 @@ TEST_SUITE("ShareTable") {
     TemporaryFolder folder;
     std::size_t members = 0;
     std::thread{[&] {
-      if (try_fail_fallocate(EOPNOTSUPP)) {
+      if (support::try_fail_calls(SYS_fallocate, EOPNOTSUPP)) {
         ShareTable table{folder.path() / "table", 100_MiB, 0, 1};
         members = table.members().size();
       }

@@ -87,7 +87,7 @@ struct HostSlot {
   bool is_enqueueing_write = false;
   std::uint32_t read_jobs = 0;  // jobs of host functions that have not finished
   std::uint32_t write_jobs = 0;
-  bool is_emptied = false;     // its memory was given back, and the owner keeps the record
+  bool is_emptied = false;     // its memory was given back; the owner may keep the record
   bool is_given_back = false;  // the record stays only until nothing is unfinished
   std::vector<RescuedPiece> rescued;
   std::optional<FileFailure> failure;
@@ -167,9 +167,7 @@ struct HostSlot {
   }
   /// Whether nobody can read what is to be written here. The bytes of a slot without memory are
   /// needed only by reads that have been enqueued.
-  [[nodiscard]] bool is_unneeded() const noexcept {
-    return (is_given_back || is_emptied) && read_jobs == 0;
-  }
+  [[nodiscard]] bool is_unneeded() const noexcept { return is_emptied && read_jobs == 0; }
 
   /// The number of unfinished jobs that read, or write, the slot.
   [[nodiscard]] std::uint32_t& jobs(SlotAccess access) noexcept {
@@ -286,7 +284,7 @@ class BasicHostLedger {
   /// their size is known, and while the slot is being written.
   void trim(HostSlot& slot) noexcept {
     if (slot.stored_bytes != 0 && !slot.is_enqueueing_write && slot.write_jobs == 0 &&
-        !slot.is_given_back && !slot.is_emptied) {
+        !slot.is_emptied) {
       slot.bytes = at(slot.tier).map.trim(slot.chain, slot.stored_bytes, slot.last_uses());
     }
   }
@@ -518,13 +516,10 @@ BasicHostLedger<Lazy>::try_take(std::size_t bytes, CodingId wanted, CodedRoom co
 
 template <class Lazy>
 inline bool BasicHostLedger<Lazy>::give_back(HostSlotId id, Fence const& last_use) noexcept {
-  HostSlot* const slot = find(id);
-  if (slot == nullptr || slot->enqueueing_reads > 0 || slot->is_enqueueing_write) {
+  if (!empty(id, last_use)) {
     return false;
   }
-  if (!slot->is_emptied) {
-    free_memory(*slot, last_use);
-  }
+  HostSlot* const slot = find(id);
   slot->is_given_back = true;
   if (slot->failure && !slot->is_failure_told) {
     orphan_failure_ = slot->failure;

@@ -438,10 +438,8 @@ class Transfers {
   /// Whether a block can leave without a copy as far as its host slot is concerned: the slot has
   /// the bytes, or the bytes on the device are wrong, which the next read reports from there.
   [[nodiscard]] bool may_be_dropped(BlockRecord const& block) {
-    if (!block.is_host_valid || block.is_read_unchecked) {
-      return block.is_host_valid || has_lost_bytes(block);
-    }
-    return block.host == HostSlotId{} || !pool_.has_lost_write(block.host);
+    return block.is_read_unchecked ? block.is_host_valid || pool_.has_lost_bytes(block.host)
+                                   : block.is_host_valid && !pool_.has_lost_write(block.host);
   }
 
   /// Makes sure that a block has a slot in the host pool that can be written, if need be by freeing
