@@ -41,13 +41,26 @@ export PATH=$PATH:/usr/local/cuda/bin
 # All output is written here and packed at the end, so that only a few files have to be copied from the machine.
 work=$(mktemp -d)
 : >"$work/steps.txt"
+mkdir "$work/running"  # a file for each program that runs now: its process, with the name of its step
 failed=0
+
+# Ends a program that `timeout` runs. The program itself gets the signal, too, for `timeout` may have been about to start it.
+terminate() { kill -- "-$1" 2>/dev/null || kill "$1" 2>/dev/null; }
 
 finish() {
   local status=$?
   trap - EXIT
   [ "$status" -eq 0 ] || failed=1
+  : >"$work/ending"
+  local program
+  for program in "$work"/running/*; do
+    [ ! -e "$program" ] || terminate "${program##*/}"
+  done
   wait
+  for program in "$work"/running/*; do  # that of this shell, which no longer waits for it
+    [ ! -e "$program" ] || record "$(cat "$program")" 143 0
+  done
+  rm -rf "$work/running" "$work/ending"
   echo
   python3 "$source/bench/gpu_table.py" "$work" || failed=1
   tar -C "$work" --exclude=./torch --exclude=./stand-in --exclude=./pycache -czf "$results/results.tgz" . || failed=1
@@ -86,7 +99,13 @@ step() {
     echo "$name skipped: it needs $least s, and $left s of $seconds are left"
     return 1
   fi
-  timeout -k 5 "$((most < left ? most : left))" "$@" >"$work/$name.txt" 2>&1 || status=$?
+  # In the background, since a shell that waits for a program runs its traps only when the program has ended.
+  timeout -k 5 "$((most < left ? most : left))" "$@" >"$work/$name.txt" 2>&1 &
+  local program=$!
+  echo "$name" >"$work/running/$program"
+  [ ! -e "$work/ending" ] || terminate "$program"
+  wait "$program" || status=$?
+  rm "$work/running/$program"
   record "$name" "$status" $((SECONDS - start))
   [ "$status" -eq 0 ] || tail -n 15 "$work/$name.txt"
   python3 bench/gpu_table.py "$work" "$name"

@@ -15,6 +15,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -55,8 +56,8 @@ class Rig {
   Rig(Rig const&) = delete;
   Rig& operator=(Rig const&) = delete;
   ~Rig() {
-    if (!scratch_.empty()) {
-      device_.release(scratch_.data(), scratch_.size());
+    if (scratch_ && !scratch_->empty()) {
+      device_.release(scratch_->data(), scratch_->size());
     }
     device_.free_pinned(pinned_, room);
     device_.release(block_, block_bytes);
@@ -87,15 +88,18 @@ class Rig {
   /// What a codec works in; a rig is used with one codec.
   template <class Codec>
   [[nodiscard]] std::span<std::byte> scratch() {
-    std::size_t const bytes = scratch_.empty() ? Codec::scratch_bytes(device_) : 0;
-    if (bytes != 0) {
-      auto* const memory = static_cast<std::byte*>(device_.try_reserve(bytes));
-      if (memory == nullptr) {
-        throw std::runtime_error{"no memory"};
+    if (!scratch_) {
+      std::span<std::byte> memory;
+      if (std::size_t const bytes = Codec::scratch_bytes(device_); bytes != 0) {
+        auto* const first = static_cast<std::byte*>(device_.try_reserve(bytes));
+        if (first == nullptr) {
+          throw std::runtime_error{"no memory"};
+        }
+        memory = {first, bytes};
       }
-      scratch_ = {memory, bytes};
+      scratch_ = memory;
     }
-    return scratch_;
+    return *scratch_;
   }
 
   CudaApi device_;
@@ -104,7 +108,7 @@ class Rig {
   std::byte* pinned_ =
       static_cast<std::byte*>(device_.try_allocate_pinned(room, device_.numa_node()));
   std::array<std::span<std::byte>, 1> slot_{std::span{pinned_, room}};
-  std::span<std::byte> scratch_;
+  std::optional<std::span<std::byte>> scratch_;  // empty until it is needed for the first time
 };
 
 void copy(benchmark::State& state, CopyKind kind) {

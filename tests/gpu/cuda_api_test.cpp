@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstring>
 #include <thread>
+#include <vector>
 
 #include "gpu_rig.hpp"
 
@@ -62,6 +63,59 @@ TEST_SUITE("gpu") {
     api.record(event, stream);
     CHECK_FALSE(api.is_complete(event));
     CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+
+  TEST_CASE_FIXTURE(Gpu, "CudaApi: an earlier error of the caller outlives a query") {
+    auto const stream = rig.stream();
+    auto const event = rig.event();
+    testing::Gate gate;
+    gate.close(api, stream);
+    api.record(event, stream);
+    cudaError_t const earlier = cudaEventRecord(nullptr, stream);
+    REQUIRE(earlier != cudaSuccess);
+    CHECK_FALSE(api.is_complete(event));
+    CHECK(cudaGetLastError() == earlier);
+  }
+
+  TEST_CASE("CudaApi: mapped memory is made for GPUDirect RDMA where the driver supports that") {
+    CudaApi api;
+    int has_rdma = 0;
+    auto const get_attribute =
+        detail::cuda_entry_point<PFN_cuDeviceGetAttribute_v2000>("cuDeviceGetAttribute", 2000);
+    REQUIRE(get_attribute(&has_rdma,
+                          CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+                          detail::CudaContext::device_of(0)) == CUDA_SUCCESS);
+    auto const physical = api.try_create_physical(api.granularity_bytes());
+    REQUIRE(physical.has_value());
+    CUmemAllocationProp properties{};
+    auto const get_properties =
+        detail::cuda_entry_point<PFN_cuMemGetAllocationPropertiesFromHandle_v10020>(
+            "cuMemGetAllocationPropertiesFromHandle", 10020);
+    REQUIRE(get_properties(&properties, *physical) == CUDA_SUCCESS);
+    CHECK(int{properties.allocFlags.gpuDirectRDMACapable} == has_rdma);
+    api.release_physical(*physical);
+  }
+
+  TEST_CASE_FIXTURE(Gpu, "CudaApi: a batch of more copies than one call takes is copied") {
+    constexpr std::size_t count = 2500;
+    unsigned char* const host = rig.pinned(2 * count);
+    unsigned char* const device = rig.device_memory(count);
+    auto const stream = rig.stream();
+    std::vector<void*> there;
+    std::vector<void const*> from;
+    std::vector<void*> back;
+    for (std::size_t i = 0; i < count; ++i) {
+      host[i] = testing::pattern(i);
+      there.push_back(device + i);
+      from.push_back(host + i);
+      back.push_back(host + count + i);
+    }
+    std::vector<void const*> const from_there{there.begin(), there.end()};
+    std::vector<std::size_t> const sizes(count, 1);
+    api.copy_batch(there, from, sizes, CopyKind::to_device, stream);
+    api.copy_batch(back, from_there, sizes, CopyKind::to_host, stream);
+    api.synchronize(stream);
+    CHECK(std::memcmp(host, host + count, count) == 0);
   }
 
   TEST_CASE_FIXTURE(
@@ -174,6 +228,14 @@ TEST_SUITE("gpu") {
     CHECK_FALSE(api.is_capturing(other));
     api.release(api.try_reserve(4096), 4096);
     api.free_pinned(api.try_allocate_pinned(4096, api.numa_node()), 4096);
+    std::size_t const n = api.granularity_bytes();
+    void* const address = api.reserve_address(n);
+    auto const physical = api.try_create_physical(n);
+    REQUIRE(physical.has_value());
+    api.map(address, n, {&*physical, 1});
+    api.unmap(address, n);
+    api.release_physical(*physical);
+    api.free_address(address, n);
     api.synchronize(event);
     CHECK(api.is_complete(event));
     api.fill(memory, 9, 512, captured);

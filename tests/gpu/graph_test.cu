@@ -111,6 +111,31 @@ TEST_SUITE("gpu") {
     device.destroy_stream(on_others);
   }
 
+  TEST_CASE("DeviceAllocator: a stream that is being captured is not made to wait for others") {
+    CudaApi device;
+    cudaStream_t const captured = device.create_stream();
+    cudaStream_t const other = device.create_stream();
+    {
+      Allocator allocator{device, graph_options()};
+      allocator.prepare_capture(captured);
+      allocator.order_after_all(captured);
+
+      cuda_check(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal));
+      Fence const fence = allocator.mark(other);
+      CHECK_THROWS_AS(allocator.order_after(captured, fence), ContractViolation);
+      CHECK_THROWS_AS(allocator.order_after_all(captured), ContractViolation);
+      cudaGraph_t graph{};
+      CHECK(cudaStreamEndCapture(captured, &graph) == cudaSuccess);  // the capture is intact
+      cuda_check(cudaGraphDestroy(graph));
+
+      allocator.order_after(captured, fence);
+      allocator.retire_stream(captured);
+      allocator.retire_stream(other);
+    }
+    device.destroy_stream(captured);
+    device.destroy_stream(other);
+  }
+
   TEST_CASE("DeviceAllocator: on a captured stream only resident blocks without pending waits can "
             "be acquired") {
     CudaApi device;

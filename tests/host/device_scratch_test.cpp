@@ -9,6 +9,9 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <functional>
+#include <thread>
+#include <utility>
 #include <vector>
 
 using namespace spillway;
@@ -81,6 +84,43 @@ TEST_SUITE("device_scratch") {
       CHECK(order.is_complete(used));
     }
     order.retire(stream);
+    device.destroy_stream(stream);
+  }
+
+  TEST_CASE("DeviceScratch: can be used by other threads while the device makes longer memory") {
+    struct Device : SimApi {
+      void* try_reserve(std::size_t bytes) {
+        if (auto const act = std::exchange(at_next_reserve, nullptr)) {
+          std::thread{act}.join();
+        }
+        return SimApi::try_reserve(bytes);
+      }
+      std::function<void()> at_next_reserve;
+    };
+    Device device;
+    StreamOrder<Device> order{device};
+    SimStream const stream = device.create_stream();
+    {
+      DeviceScratch<Device> scratch{device, order};
+      scratch.reserve(4_KiB);
+      std::size_t const before = device.memory_info().free_bytes;
+      std::size_t used = 0;
+      device.at_next_reserve = [&] {
+        used = DeviceScratch<Device>::Use{scratch, order.index_of(stream)}.memory().size();
+      };
+      SUBCASE("the memory is used meanwhile") {
+        scratch.reserve(16_KiB);
+        CHECK(used == 4_KiB);
+        CHECK(device.memory_info().free_bytes == before - 12_KiB);
+      }
+      SUBCASE("another thread is faster") {
+        device.at_next_reserve = [&] { scratch.reserve(64_KiB); };
+        scratch.reserve(16_KiB);
+        CHECK(device.memory_info().free_bytes == before - 60_KiB);
+      }
+    }
+    order.retire(stream);
+    device.synchronize(stream);
     device.destroy_stream(stream);
   }
 

@@ -2,6 +2,7 @@
 #include <spillway/cuda.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/cuda_mr.hpp>
+#include <spillway/testing/device_contracts.hpp>
 
 #include <cuda/memory_resource>
 #include <cuda/stream_ref>
@@ -137,6 +138,26 @@ TEST_SUITE("cuda_mr") {
     }
     f.allocator.synchronize();
     CHECK(work.wrong() == 0);
+  }
+
+  TEST_CASE("CudaMemoryResource: memory freed on a stream with the handle of a destroyed one is "
+            "reused after the work of that stream") {
+    Fixture f;
+    testing::Gate gate;
+    void* const p = f.resource.allocate(cuda::stream_ref{f.first}, 1_MiB);
+    gate.close(f.device, f.first);
+    f.allocator.retire_stream(f.first);
+    f.device.destroy_stream(f.first);
+    cudaStream_t const same = f.device.create_stream();
+    REQUIRE(same == f.first);
+    f.resource.deallocate(cuda::stream_ref{same}, p, 1_MiB);
+
+    std::size_t const waits = f.cuda.calls("cudaStreamWaitEvent");
+    void* const q = f.resource.allocate(cuda::stream_ref{f.second}, 1_MiB);
+    REQUIRE(q == p);
+    CHECK(f.cuda.calls("cudaStreamWaitEvent") - waits == 2);  // for the old stream and the new one
+    gate.open();
+    f.resource.deallocate(cuda::stream_ref{f.second}, q, 1_MiB);
   }
 
 #if CCCL_VERSION < 3001000

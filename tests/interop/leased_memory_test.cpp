@@ -41,6 +41,7 @@ struct LeasingArchetype : PagerArchetype {
   void copy_from_host_sync(void*, void const*, std::size_t, stream_type) {}
   void copy_to_host_sync(void*, void const*, std::size_t, stream_type) {}
   device_type& device() { return device_; }
+  Fence mark(stream_type) { return {}; }
   void retire_stream(stream_type) {}
 
  private:
@@ -234,6 +235,42 @@ TEST_SUITE("leased_memory") {
       f.device.wait(f.b, event);
       work.check(p, capacity, 1, f.b);
       memory.deallocate(p, f.b);
+      void* const q = memory.allocate(capacity, 256, f.c);
+      REQUIRE(q == p);
+      work.write(q, capacity, 2, f.c);
+      work.check(q, capacity, 2, f.c);
+      memory.deallocate(q, f.c);
+      f.device.run_random(seed);
+
+      CHECK(work.wrong() == 0);
+    }
+  }
+
+  TEST_CASE("LeasedMemory: the stream of an allocation may be retired and destroyed before it is "
+            "deallocated") {
+    for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+      CAPTURE(seed);
+      Fixture<Stepped> f;
+      LeasedMemory memory{f.allocator};
+      test::HostWork<SteppedSimApi> work{f.device};
+      auto const event = f.rig.event();
+      auto const first = f.device.create_stream();
+
+      void* const p = memory.allocate(capacity, 256, first);
+      work.write(p, capacity, 1, first);
+      f.device.record(event, first);
+      f.device.wait(f.b, event);
+      f.allocator.retire_stream(first);
+      f.device.destroy_stream(first);
+      if (seed % 2 == 0) {  // the allocator may give the number of the first stream to another one
+        f.device.run_all();
+        (void)f.allocator.mark(f.a);
+      }
+      work.check(p, capacity, 1, f.b);
+      seed % 3 == 0 ? memory.deallocate_sync(p) : memory.deallocate(p, f.b);
+      if (seed % 3 == 0) {
+        f.allocator.order_after(f.c, f.allocator.mark(f.b));
+      }
       void* const q = memory.allocate(capacity, 256, f.c);
       REQUIRE(q == p);
       work.write(q, capacity, 2, f.c);

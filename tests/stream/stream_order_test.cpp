@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <optional>
 #include <vector>
 
 TEST_SUITE("stream_order") {
@@ -45,6 +46,13 @@ TEST_SUITE("stream_order") {
           &notes.at(used++));
     }
   };
+
+  /// A device one of whose streams the test can declare captured.
+  struct Capturing : SteppedSimApi {
+    [[nodiscard]] bool is_capturing(stream_type stream) const { return captured == stream; }
+    std::optional<stream_type> captured;
+  };
+  static_assert(spillway::CapturingApi<Capturing>);
 
   }  // namespace
 
@@ -326,6 +334,31 @@ TEST_SUITE("stream_order") {
       bench.device.run_all();
       CHECK(bench.ran == std::vector{1, 2});
     }
+  }
+
+  TEST_CASE("StreamOrder: a stream that is being captured waits for nothing, and is refused if it "
+            "would have to") {
+    Capturing device;
+    spillway::StreamOrder<Capturing> order{device};
+    std::array const streams{device.create_stream(), device.create_stream()};
+    StreamIndex const captured = order.index_of(streams[0]);
+    StreamIndex const other = order.index_of(streams[1]);
+    Ticket const before = order.mark(other);
+    order.wait(captured, before);
+    device.captured = streams[0];
+
+    auto const calls = device.calls();
+    order.wait(captured, before);
+    CHECK(device.calls() == calls);
+    Ticket const late = order.mark(other);
+    CHECK_THROWS_AS(order.wait(captured, late), spillway::ContractViolation);
+    CHECK_THROWS_AS(order.wait_for_all(captured), spillway::ContractViolation);
+    CHECK_FALSE(order.is_ordered(late, captured));
+
+    device.captured.reset();
+    order.wait(captured, late);
+    CHECK(order.is_ordered(late, captured));
+    device.run_all();
   }
 
   TEST_CASE("StreamOrder: nothing waits for work that the caller has finished already") {

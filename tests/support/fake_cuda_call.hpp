@@ -67,8 +67,7 @@ cudaError_t call(char const* name, Body body) {
       status = cudaErrorInvalidValue;
     }
   }
-  bool const is_error = status != cudaErrorNotReady || fake->options.not_ready_is_an_error;
-  if (status != cudaSuccess && is_error) {
+  if (status != cudaSuccess) {
     last_error = status;
   }
   return status;

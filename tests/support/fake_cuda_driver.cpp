@@ -23,8 +23,9 @@ CUresult device_get(CUdevice* device, int ordinal) {
 }
 CUresult device_get_attribute(int* value, CUdevice_attribute attribute, CUdevice /*device*/) {
   return driver_call("cuDeviceGetAttribute", [&] {
-    require(attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
-    *value = fake->options.has_virtual_memory ? 1 : 0;
+    bool const is_rdma = attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+    require(is_rdma || attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+    *value = int{is_rdma ? fake->options.has_rdma : fake->options.has_virtual_memory};
   });
 }
 CUresult primary_retain(CUcontext* context, CUdevice device) {
@@ -67,6 +68,7 @@ CUresult address_reserve(CUdeviceptr* address,
                          CUdeviceptr hint,
                          unsigned long long flags) {
   return driver_call("cuMemAddressReserve", [&] {
+    require_safe();
     require(hint == 0 && flags == 0 && bytes % alignment == 0);
     void* const p = fake->current().sim->reserve_address(bytes);
     fake->reserved_addresses[value_of(p)] = bytes;
@@ -75,6 +77,7 @@ CUresult address_reserve(CUdeviceptr* address,
 }
 CUresult address_free(CUdeviceptr address, std::size_t bytes) {
   return driver_call("cuMemAddressFree", [&] {
+    require_safe();
     auto const found = fake->reserved_addresses.find(address);
     require(found != fake->reserved_addresses.end() && found->second == bytes);
     fake->reserved_addresses.erase(found);
@@ -86,6 +89,7 @@ CUresult mem_create(CUmemGenericAllocationHandle* handle,
                     CUmemAllocationProp const* properties,
                     unsigned long long flags) {
   return driver_call("cuMemCreate", [&] {
+    require_safe();
     require(flags == 0 && properties->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
             properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE);
     Fake::Device& device = fake->devices.at(static_cast<std::size_t>(properties->location.id));
@@ -93,11 +97,13 @@ CUresult mem_create(CUmemGenericAllocationHandle* handle,
     auto const made = device.sim->try_create_physical(bytes);
     require(made.has_value(), cudaErrorMemoryAllocation);
     *handle = fake->next_physical++;
-    fake->physical[*handle] = {&device, *made, bytes};
+    bool const is_rdma_capable = properties->allocFlags.gpuDirectRDMACapable != 0;
+    fake->physical[*handle] = {&device, *made, bytes, is_rdma_capable};
   });
 }
 CUresult mem_release(CUmemGenericAllocationHandle handle) {
   return driver_call("cuMemRelease", [&] {
+    require_safe();
     auto const found = fake->physical.find(handle);
     require(found != fake->physical.end());
     found->second.device->sim->release_physical(found->second.sim);
@@ -110,6 +116,7 @@ CUresult mem_map(CUdeviceptr address,
                  CUmemGenericAllocationHandle handle,
                  unsigned long long flags) {
   return driver_call("cuMemMap", [&] {
+    require_safe();
     auto const found = fake->physical.find(handle);
     require(found != fake->physical.end() && found->second.bytes == bytes && offset == 0 &&
             flags == 0);
@@ -122,7 +129,10 @@ CUresult mem_set_access(CUdeviceptr address,
                         CUmemAccessDesc const* access,
                         std::size_t count) {
   return driver_call("cuMemSetAccess", [&] {
-    // Whole mappings that lie side by side.
+    require_safe();
+    // Whole mappings that lie side by side in one reservation.
+    auto const reserved = fake->reserved_addresses.upper_bound(address);
+    require(reserved == fake->reserved_addresses.end() || reserved->first >= address + bytes);
     std::vector<std::pair<std::uintptr_t, Fake::Range*>> found;
     std::uintptr_t end = address;
     for (auto* const mapped : {&fake->mapped_without_access, &fake->ranges}) {
@@ -153,6 +163,7 @@ CUresult mem_set_access(CUdeviceptr address,
 }
 CUresult mem_unmap(CUdeviceptr address, std::size_t bytes) {
   return driver_call("cuMemUnmap", [&] {
+    require_safe();
     // Whole mappings only, but any number of them.
     std::vector<std::pair<std::map<std::uintptr_t, Fake::Range>*, std::uintptr_t>> found;
     std::size_t covered = 0;
@@ -170,6 +181,13 @@ CUresult mem_unmap(CUdeviceptr address, std::size_t bytes) {
       range.device->sim->unmap(reinterpret_cast<void*>(start), range.bytes);
       mapped->erase(start);
     }
+  });
+}
+
+CUresult event_query(CUevent event) {
+  return driver_call("cuEventQuery", [&] {
+    require_safe();
+    require(fake->has_passed(event), cudaErrorNotReady);
   });
 }
 
@@ -212,6 +230,7 @@ void* fake_cuda::driver_function(char const* name, unsigned version) {
       entry("cuCtxGetCurrent", 4000, get_current),
       entry("cuCtxPushCurrent", 4000, push_current),
       entry("cuCtxPopCurrent", 4000, pop_current),
+      entry("cuEventQuery", 2000, event_query),
       entry("cuMemGetAllocationGranularity", 10020, get_granularity),
       entry("cuMemAddressReserve", 10020, address_reserve),
       entry("cuMemAddressFree", 10020, address_free),

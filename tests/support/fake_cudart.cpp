@@ -83,6 +83,7 @@ FakeCudart::FakeCudart(Options chosen) : options{chosen} {
 
 FakeCudart::~FakeCudart() {
   fake = nullptr;
+  streams.insert(destroyed_streams.begin(), destroyed_streams.end());
   for (Stream* stream : streams) {
     delete stream;
   }
@@ -108,6 +109,12 @@ void Fake::begin_capture(cudaStream_t stream) {
 Fake::Graph Fake::end_capture(cudaStream_t stream) {
   Lock const lock{mutex};
   stream_of(stream).is_capturing = false;
+  for (Stream* const other : streams) {
+    other->has_joined = false;
+  }
+  for (Event* const event : events) {
+    event->is_captured = false;
+  }
   --captures;
   return std::exchange(stream_of(stream).captured, {});
 }
@@ -209,6 +216,10 @@ bool Fake::may_copy(void const* p) {
   return range.kind != RangeKind::mapped || range.accessors.count(&current()) != 0;
 }
 
+bool Fake::has_passed(cudaEvent_t handle) const {
+  Event const& event = event_of(handle);
+  return event.device->sim->is_complete(event.sim);
+}
 bool Fake::refuses_unsafe_calls() {
   bool const refuses = captures != 0 && capture_mode != cudaStreamCaptureModeRelaxed;
   capture_is_broken = capture_is_broken || refuses;
@@ -221,7 +232,12 @@ bool Fake::is_capturing_implicitly() const {
 }
 cudaStream_t Fake::create_stream(bool is_blocking) {
   Device& device = current();
-  auto* const made = new Stream{&device, device.sim->create_stream(), is_blocking};
+  if (destroyed_streams.empty()) {
+    destroyed_streams.push_back(new Stream);
+  }
+  Stream* const made = destroyed_streams.back();
+  destroyed_streams.pop_back();
+  *made = {&device, device.sim->create_stream(), is_blocking};
   streams.insert(made);
   return reinterpret_cast<cudaStream_t>(made);
 }
@@ -409,7 +425,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
     Fake::Stream& stream = fake->stream_of(handle);
     stream.device->sim->destroy_stream(stream.sim);
     fake->streams.erase(&stream);
-    delete &stream;
+    fake->destroyed_streams.push_back(&stream);
   });
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
@@ -431,7 +447,13 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return call("cudaStreamWaitEvent", [&] {
     require(flags == cudaEventWaitDefault);
     Fake::Event const& waited = event_of(event);
-    if (waited.device == fake->stream_of(stream).device) {
+    Fake::Stream& waiting = fake->stream_of(stream);
+    if (waiting.is_capturing && !waited.is_captured) {
+      fake->capture_is_broken = true;
+      throw Failure{cudaErrorStreamCaptureIsolation};
+    }
+    waiting.has_joined = waiting.has_joined || waited.is_captured;
+    if (waited.device == waiting.device) {
       enqueue_order(stream, [&](auto& sim, auto s) { sim.wait(s, waited.sim); });
     } else {
       wait_elsewhere(stream, waited);
@@ -469,6 +491,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t handle) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return call("cudaEventRecord", [&] {
     Fake::Event& recorded = event_of(event);
+    Fake::Stream const& recording = fake->stream_of(stream);
+    recorded.is_captured = recording.is_capturing || recording.has_joined;
     enqueue_order(stream, [&](auto& sim, auto s) {
       require(recorded.device->sim.get() == &sim, cudaErrorInvalidResourceHandle);
       if (recorded.passed_ns != nullptr) {
@@ -483,8 +507,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   return call("cudaEventQuery", [&] {
     require_safe();
-    Fake::Event& asked = event_of(event);
-    require(asked.device->sim->is_complete(asked.sim), cudaErrorNotReady);
+    require(fake->has_passed(event), cudaErrorNotReady);
   });
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {

@@ -25,8 +25,9 @@
 /// Devices are `SimApi`s. As strict as the documentation allows CUDA to be: every failure becomes
 /// the thread's last error, "not ready" included; work is refused on a stream of a device that is
 /// not current; calls that take effect at once are refused during a capture, and whether the null
-/// stream is captured cannot be asked while a blocking stream is; batches are refused as CUDA
-/// refuses them. It says nothing about a real driver.
+/// stream is captured cannot be asked while a blocking stream is; a captured stream may not wait
+/// for an event from outside the capture; batches are refused as CUDA refuses them; a new stream
+/// gets the handle of one that was destroyed. It says nothing about a real driver.
 ///
 /// Threads  thread-safe; one object at a time.
 class FakeCudart {
@@ -35,14 +36,14 @@ class FakeCudart {
     int devices = 2;
     std::size_t capacity_bytes = 64U << 20U;
     bool has_virtual_memory = true;
+    bool has_rdma = false;  ///< memory that is mapped can be made for GPUDirect RDMA
     bool has_driver = true;
     bool has_stream_waits = true;  ///< streams can wait for a word of memory
     int numa_node = -1;
     bool is_integrated = false;
-    bool has_host_addresses = true;     ///< registered memory has the same address on the device
-    bool not_ready_is_an_error = true;  ///< the runtime's documentation can be read both ways
-    bool has_peers = false;             ///< devices can access each other's memory
-    bool serves_programs = false;  ///< memory need not be pinned, and more attributes are known
+    bool has_host_addresses = true;  ///< registered memory has the same address on the device
+    bool has_peers = false;          ///< devices can access each other's memory
+    bool serves_programs = false;    ///< memory need not be pinned, and more attributes are known
   };
 
   explicit FakeCudart(Options options);
@@ -80,6 +81,7 @@ class FakeCudart {
     spillway::SimStream sim{};
     bool is_blocking = false;  ///< the null stream and this one wait for each other
     bool is_capturing = false;
+    bool has_joined = false;  ///< has waited for an event of a capture
     Graph captured{};
   };
   struct Device {
@@ -94,6 +96,7 @@ class FakeCudart {
     spillway::SimEvent sim{};
     bool is_blocking = false;
     std::shared_ptr<std::atomic<std::int64_t>> passed_ns{};  // of one with a time stamp
+    bool is_captured = false;  // it was recorded last on a stream of a capture
   };
   enum class RangeKind : std::uint8_t { device, mapped, pinned, registered };
   struct Range {
@@ -106,6 +109,7 @@ class FakeCudart {
     Device* device = nullptr;
     spillway::SimPhysical sim{};
     std::size_t bytes = 0;
+    bool is_rdma_capable = false;
   };
 
   // The functions' common part; see fake_cuda_call.hpp.
@@ -116,6 +120,7 @@ class FakeCudart {
   /// Whether `cudaMemcpyAsync` on the current device accepts the address `p` of any device: mapped
   /// memory only if the device may access it.
   [[nodiscard]] bool may_copy(void const* p);
+  [[nodiscard]] bool has_passed(cudaEvent_t event) const;
   [[nodiscard]] bool refuses_unsafe_calls();
   [[nodiscard]] bool is_capturing_implicitly() const;
   [[nodiscard]] cudaStream_t create_stream(bool is_blocking);
@@ -128,6 +133,7 @@ class FakeCudart {
   std::map<std::uintptr_t, Range> mapped_without_access;
   std::set<std::pair<Device const*, Device const*>> peer_accesses;  // which device may access which
   std::set<Stream*> streams;
+  std::vector<Stream*> destroyed_streams;
   std::set<Event*> events;
   std::map<CUmemGenericAllocationHandle, Physical> physical;
   CUmemGenericAllocationHandle next_physical = 1;

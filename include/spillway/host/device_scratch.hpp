@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <mutex>
 #include <span>
+#include <utility>
 
 namespace spillway::detail {
 
@@ -28,19 +29,21 @@ class DeviceScratch {
   DeviceScratch(Device& device, StreamOrder<Device>& order) : device_{&device}, order_{&order} {}
   DeviceScratch(DeviceScratch const&) = delete;
   DeviceScratch& operator=(DeviceScratch const&) = delete;
-  ~DeviceScratch() { release(); }
+  ~DeviceScratch() { release(memory_); }
 
   /// Makes the memory at least `bytes` long. If it has to be replaced, waits on the host for the
   /// work that uses the old memory.
   ///
   /// @throws OutOfDeviceMemory, DeviceError; the memory is then as before
   void reserve(std::size_t bytes) {
-    std::scoped_lock const lock{mutex_};
-    if (bytes <= memory_.size()) {
-      return;
+    {
+      std::scoped_lock const lock{mutex_};
+      if (bytes <= memory_.size()) {
+        return;
+      }
     }
-    auto* const longer = static_cast<std::byte*>(device_->try_reserve(bytes));
-    if (longer == nullptr) {
+    auto* const fresh = static_cast<std::byte*>(device_->try_reserve(bytes));
+    if (fresh == nullptr) {
       MemoryInfo const info = device_->memory_info();
       throw OutOfDeviceMemory{{.requested_bytes = bytes,
                                .capacity_bytes = info.total_bytes,
@@ -50,14 +53,18 @@ class DeviceScratch {
                               "A codec needs device memory to work in, beside the allocator's: "
                               "lower capacity_bytes by as much, or choose the codec earlier."};
     }
+    std::span longer{fresh, bytes};
     try {
-      order_->synchronize(last_use_);
+      std::scoped_lock const lock{mutex_};
+      if (bytes > memory_.size()) {
+        order_->synchronize(last_use_);  // under the lock, so that no further use begins meanwhile
+        std::swap(memory_, longer);
+      }
     } catch (...) {
-      device_->release(longer, bytes);
+      release(longer);
       throw;
     }
-    release();
-    memory_ = {longer, bytes};
+    release(longer);  // what was replaced; if another thread was faster, the memory from above
   }
 
   /// Exclusive use while one transfer is being enqueued.
@@ -84,16 +91,15 @@ class DeviceScratch {
   };
 
  private:
-  void release() noexcept {
-    if (!memory_.empty()) {
-      device_->release(memory_.data(), memory_.size());
-      memory_ = {};
+  void release(std::span<std::byte> memory) noexcept {
+    if (!memory.empty()) {
+      device_->release(memory.data(), memory.size());
     }
   }
 
   Device* device_;
   StreamOrder<Device>* order_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards what follows; held while a transfer is enqueued
   std::span<std::byte> memory_;
   Fence last_use_;
 };

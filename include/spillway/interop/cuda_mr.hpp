@@ -23,7 +23,8 @@ namespace spillway {
 ///
 /// Shape    a pointer; copies share the memory they were made from and compare equal.
 /// Threads  thread-safe.
-/// Streams  as `LeasedMemory`: with a stream nothing waits.
+/// Streams  as `LeasedMemory`: with a stream nothing waits. Code for `cuda::mr` retires no streams,
+///          so the owner of a stream must do that (`retire_stream`) before it is destroyed.
 /// Address  fixed from `allocate` to `deallocate`.
 ///
 /// @tparam StreamRef  what names a stream; `get()` gives the allocator's `stream_type`

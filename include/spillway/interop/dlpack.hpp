@@ -127,7 +127,7 @@ template <class D>
 /// @throws ContractViolation if the lease has ended or `type` is not as large as `T`;
 ///         std::bad_alloc. `lease` still holds the lease then
 /// @stream  the consumer must work on the stream that the lease was acquired on, or make that
-///          stream wait for its own before it calls the deleter
+///          stream wait for its own before it calls the deleter; so the stream must live until then
 /// @threads the deleter may run on any thread
 template <class T, std::size_t Rank, Pager P>
 [[nodiscard]] ManagedTensor* export_tensor(TensorLease<T, Rank, P>&& lease,

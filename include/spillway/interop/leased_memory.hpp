@@ -4,6 +4,7 @@
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/pager.hpp>
 #include <spillway/core/error.hpp>
+#include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/stream.hpp>
 
@@ -30,6 +31,7 @@ concept LeasingAllocator =
     Pager<A> && DeviceApi<typename A::device_type> &&
     requires(A a, typename A::stream_type s) {
       { a.device()         } -> std::same_as<typename A::device_type&>;
+      { a.mark(s)          } -> std::same_as<Fence>;
       { a.retire_stream(s) } -> std::same_as<void>;
     };
 // clang-format on
@@ -46,6 +48,8 @@ concept LeasingAllocator =
 /// Threads  thread-safe.
 /// Streams  stream-ordered: memory may be used by work on the stream it was allocated on, and on
 ///          streams that are ordered after it. The `_sync` calls are for callers without a stream.
+///          A stream must be retired (`retire_stream`) before it is destroyed. Memory that was
+///          allocated on it may be deallocated later, on another stream.
 /// Address  fixed from `allocate` to `deallocate`.
 template <LeasingAllocator Allocator>
 class LeasedMemory {
@@ -98,10 +102,11 @@ class LeasedMemory {
   struct Allocation {
     BlockId block{};
     Lease lease;
-    stream_type stream{};
+    StreamIndex stream = StreamIndex::none;
   };
 
   [[nodiscard]] stream_type sync_stream();
+  [[nodiscard]] StreamIndex index_of(stream_type stream);
   [[nodiscard]] Allocation take(void* memory);
   void free(Allocation& allocation) noexcept;
   [[nodiscard]] static ContractViolation not_allocated(void const* memory);
@@ -130,10 +135,10 @@ void* LeasedMemory<Allocator>::allocate(std::size_t size_bytes,
   std::size_t const slack = alignment > granule_bytes ? alignment - granule_bytes : 0;
   expects(size_bytes <= std::numeric_limits<std::size_t>::max() - slack,
           "size and alignment overflow");
-  Allocation allocation{
-      .block = allocator_->allocate(size_bytes + slack), .lease = {}, .stream = stream};
+  Allocation allocation{.block = allocator_->allocate(size_bytes + slack), .lease = {}};
   try {
     allocation.lease = allocator_->acquire(allocation.block, Access::write, stream);
+    allocation.stream = index_of(stream);
     void* memory = allocation.lease.data();
     std::size_t room = size_bytes + slack;
     (void)std::align(alignment, size_bytes, memory, room);
@@ -164,6 +169,7 @@ void LeasedMemory<Allocator>::deallocate(void* memory, stream_type stream) {
   if (memory == nullptr) {
     return;
   }
+  StreamIndex const on = index_of(stream);
   BlockId block{};
   bool is_same_stream = false;
   {
@@ -173,7 +179,7 @@ void LeasedMemory<Allocator>::deallocate(void* memory, stream_type stream) {
       throw not_allocated(memory);
     }
     block = found->second.block;
-    is_same_stream = found->second.stream == stream;
+    is_same_stream = found->second.stream == on;
   }
   // A second lease records that work on `stream` has used the memory, too.
   Lease last_use;
@@ -216,6 +222,13 @@ auto LeasedMemory<Allocator>::sync_stream() -> stream_type {
     sync_stream_.swap(fresh);
   }
   return *sync_stream_;
+}
+
+/// Returns the number by which the allocator knows `stream`. Unlike the handle, it tells a stream
+/// from one that was retired and destroyed, whose handle the device may have given to this one.
+template <LeasingAllocator Allocator>
+StreamIndex LeasedMemory<Allocator>::index_of(stream_type stream) {
+  return allocator_->mark(stream).tickets().front().stream();
 }
 
 template <LeasingAllocator Allocator>

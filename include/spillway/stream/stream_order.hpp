@@ -32,7 +32,8 @@ namespace spillway {
 /// Threads  thread-safe, except that a stream may be retired only when no thread uses it any more.
 /// Streams  a stream that was named here must live until `retire` or the end of this object.
 /// Cost     `mark`, `is_ordered`: O(1) and no device call. `wait`: O(log) and at most three device
-///          calls for each ticket that is not ordered yet.
+///          calls for each ticket that is not ordered yet, beside the questions whether the two
+///          streams are being captured.
 template <DeviceApi Device>
 class StreamOrder {
  public:
@@ -85,9 +86,10 @@ class StreamOrder {
   /// Makes later work on `stream` run after `fence`, whose points have been marked here.
   ///
   /// @stream  enqueues at most one event record and one wait for each ticket; does not wait
-  /// @throws  DeviceError, and ContractViolation for a point on a stream that is being captured
-  ///          into a graph and has no event from before; waits that were enqueued before the
-  ///          failure stay, which is harmless
+  /// @throws  DeviceError; ContractViolation for a point on a stream that is being captured into a
+  ///          graph and has no event from before, and if `stream` itself is being captured and
+  ///          would have to wait, since no event that is recorded here is part of a capture; waits
+  ///          that were enqueued before the failure stay, which is harmless
   void wait(StreamIndex stream, Fence const& fence);
 
   /// Makes later work on `stream` run after everything that has been enqueued on every stream that
@@ -132,7 +134,8 @@ class StreamOrder {
     detail::RecordedEvents<Device> events;
     std::atomic<std::uint32_t> recorders{0};  // threads that are recording an event here
     bool is_retired = false;
-    bool is_caller = false;  // its work has finished when it is enqueued
+    // Whether its work has finished when it is enqueued. Read without the lock.
+    std::atomic<bool> is_caller{false};
   };
 
   /// An event that a thread is about to wait for. It is not recycled while the claim lives. A claim
@@ -361,6 +364,11 @@ void StreamOrder<Device>::wait(StreamIndex stream, Fence const& fence) {
       if (!claim) {
         raise(other.completed, sequence);
         return;
+      }
+      if constexpr (CapturingApi<Device>) {
+        expects(!device_->is_capturing(waiter.handle),
+                "a stream that is being captured into a graph would have to wait for work from "
+                "outside the capture: order the streams before the capture begins");
       }
       device_->wait(waiter.handle, claim->handle);
       raise(waiter.waited_for[static_cast<std::size_t>(other.index)],

@@ -382,6 +382,22 @@ TEST_SUITE("cuda_allocator") {
     now.device.destroy_stream(waiting);
   }
 
+  TEST_CASE("DeviceAllocator: a stream that is being captured is not made to wait for others") {
+    Capture now;
+    now.allocator.prepare_capture(now.captured);
+    now.allocator.order_after_all(now.captured);
+    now.fake.cuda.begin_capture(now.captured);
+    Fence const fence = now.allocator.mark(now.other);
+
+    CHECK_THROWS_AS(now.allocator.order_after(now.captured, fence), ContractViolation);
+    CHECK_THROWS_AS(now.allocator.order_after_all(now.captured), ContractViolation);
+    CHECK_FALSE(now.fake.cuda.is_capture_broken());
+    now.fake.cuda.end_capture(now.captured);
+
+    CHECK_NOTHROW(now.allocator.order_after(now.captured, fence));
+    CHECK_NOTHROW(now.allocator.order_after_all(now.captured));
+  }
+
   TEST_CASE("DeviceAllocator: waiting for a stream that is being captured is refused") {
     Capture now;
     Buffer buffer{now.allocator, 1U << 20U};

@@ -15,6 +15,7 @@
 #include <map>
 #include <random>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -155,26 +156,29 @@ TEST_SUITE("cuda_api") {
     FakeCudart cuda;
     CudaApi api;
     cudaEvent_t const event = api.create_event();
-    cuda.fail_next("cudaEventQuery", cudaErrorNotReady);
+    cuda.fail_next("cuEventQuery", cudaErrorNotReady);
     CHECK_FALSE(api.is_complete(event));
     CHECK(cudaPeekAtLastError() == cudaSuccess);
     CHECK(api.is_complete(event));  // nothing recorded is complete
 
-    cuda.fail_next("cudaEventQuery", cudaErrorLaunchFailure);
+    cuda.fail_next("cuEventQuery", cudaErrorLaunchFailure);
     CHECK_THROWS_AS((void)api.is_complete(event), CudaError);
     api.destroy_event(event);
   }
 
-  TEST_CASE("CudaApi: querying an event keeps an earlier error of the caller") {
-    FakeCudart cuda{{.not_ready_is_an_error = false}};
+  TEST_CASE("CudaApi: an earlier error of the caller outlives queries and failures of the driver") {
+    FakeCudart cuda;
     CudaApi api;
     cudaEvent_t const event = api.create_event();
     void* memory = nullptr;
     cuda.fail_next("cudaMalloc", cudaErrorInvalidValue);
     REQUIRE(cudaMalloc(&memory, 1) == cudaErrorInvalidValue);
 
-    cuda.fail_next("cudaEventQuery", cudaErrorNotReady);
+    cuda.fail_next("cuEventQuery", cudaErrorNotReady);
     CHECK_FALSE(api.is_complete(event));
+    CHECK(cudaPeekAtLastError() == cudaErrorInvalidValue);
+    cuda.fail_next("cuMemCreate", cudaErrorNotSupported);
+    CHECK_THROWS_AS((void)api.try_create_physical(api.granularity_bytes()), CudaError);
     CHECK(cudaGetLastError() == cudaErrorInvalidValue);
     api.destroy_event(event);
   }
@@ -507,6 +511,37 @@ TEST_SUITE("cuda_api") {
     api.destroy_stream(stream);
   }
 
+  TEST_CASE("CudaApi: a long batch is made by calls of at most 1024 copies") {
+    FakeCudart cuda;
+    CudaApi api;
+    constexpr std::size_t count = 2500;
+    cudaStream_t const stream = api.create_stream();
+    auto* const host = static_cast<unsigned char*>(api.try_allocate_pinned(2 * count, -1));
+    auto* const device = static_cast<unsigned char*>(api.try_reserve(count));
+    std::vector<void*> to;
+    std::vector<void const*> from;
+    std::vector<void*> back;
+    std::vector<std::size_t> const sizes(count, 1);
+    for (std::size_t i = 0; i < count; ++i) {
+      host[i] = static_cast<unsigned char>(i * 7);
+      to.push_back(device + count - 1 - i);
+      from.push_back(host + i);
+      back.push_back(host + count + i);
+    }
+    std::vector<void const*> const there{to.begin(), to.end()};
+
+    api.copy_batch(to, from, sizes, CopyKind::to_device, stream);
+    CHECK(cuda.calls("cudaMemcpyBatchAsync") == 3);
+    CHECK(cuda.calls("cudaMemcpyAsync") == 0);
+    api.copy_batch(back, there, sizes, CopyKind::to_host, stream);
+    api.synchronize(stream);
+    CHECK(std::memcmp(host, host + count, count) == 0);
+
+    api.release(device, count);
+    api.free_pinned(host, 2 * count);
+    api.destroy_stream(stream);
+  }
+
   TEST_CASE("CudaApi: an integrated GPU shares the host's memory") {
     {
       FakeCudart const cuda;
@@ -517,7 +552,7 @@ TEST_SUITE("cuda_api") {
   }
 
   TEST_CASE("CudaApi: calls that are not stream-ordered do not break a capture") {
-    FakeCudart cuda;
+    FakeCudart cuda{{.has_rdma = true, .has_peers = true}};
     CudaApi api;
     cudaStream_t const captured = api.create_stream();
     cudaStream_t const other = api.create_stream();
@@ -538,6 +573,16 @@ TEST_SUITE("cuda_api") {
     api.release(memory, 256);
     api.free_pinned(pinned, 256);
     api.free_pinned(near, 256);
+    std::size_t const n = api.granularity_bytes();
+    void* const address = api.reserve_address(n);
+    auto const physical = api.try_create_physical(n);
+    REQUIRE(physical.has_value());
+    api.map(address, n, {&*physical, 1});
+    api.allow_access(1);
+    api.unmap(address, n);
+    api.release_physical(*physical);
+    api.free_address(address, n);
+    CHECK_NOTHROW(CudaApi{});
 
     CHECK_FALSE(cuda.is_capture_broken());
     CHECK(cudaPeekAtLastError() == cudaSuccess);
@@ -605,6 +650,55 @@ TEST_SUITE("cuda_api") {
     CudaApi api;
     CHECK(api.try_create_physical(2U << 20U) == std::nullopt);
     CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+
+  TEST_CASE("CudaApi: mapped memory is made for GPUDirect RDMA where that can be mapped") {
+    auto const is_rdma_capable = [](FakeCudart const& cuda) {
+      CudaApi api;
+      std::size_t const n = api.granularity_bytes();
+      CHECK(device_bytes(cuda, 0) == 0);
+      void* const address = api.reserve_address(n);
+      auto const physical = api.try_create_physical(n);
+      REQUIRE(physical.has_value());
+      api.map(address, n, {&*physical, 1});
+      bool const is_capable = cuda.physical.at(*physical).is_rdma_capable;
+      api.unmap(address, n);
+      api.release_physical(*physical);
+      api.free_address(address, n);
+      CHECK(cuda.reserved_addresses.empty());
+      CHECK(cudaPeekAtLastError() == cudaSuccess);
+      return is_capable;
+    };
+    CHECK_FALSE(is_rdma_capable(FakeCudart{}));
+    FakeCudart cuda{{.has_rdma = true}};
+    CHECK(is_rdma_capable(cuda));
+    for (std::string const call :
+         {"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
+      CAPTURE(call);
+      cuda.fail_next(call, cudaErrorUnknown);
+      CHECK_FALSE(is_rdma_capable(cuda));
+    }
+  }
+
+  TEST_CASE("CudaApi: memory that could not be unmapped counts as mapped") {
+    FakeCudart cuda{{.has_peers = true}};
+    CudaApi api;
+    std::size_t const n = api.granularity_bytes();
+    void* const address = api.reserve_address(n);
+    auto const physical = api.try_create_physical(n);
+    REQUIRE(physical.has_value());
+    api.map(address, n, {&*physical, 1});
+
+    cuda.fail_next("cuMemUnmap", cudaErrorUnknown);
+    api.unmap(address, n);
+    std::size_t const before = cuda.calls("cuMemSetAccess");
+    api.allow_access(1);
+    CHECK(cuda.calls("cuMemSetAccess") == before + 1);
+
+    api.unmap(address, n);
+    api.release_physical(*physical);
+    api.free_address(address, n);
+    CHECK(device_bytes(cuda, 0) == 0);
   }
 
   TEST_CASE("CudaApi: a mapping that cannot be made accessible is undone") {
@@ -713,17 +807,22 @@ TEST_SUITE("cuda_api") {
     peer.release(elsewhere, n);
   }
 
-  TEST_CASE("CudaApi: the ranges that are mapped are those of a list of granules") {
+  TEST_CASE("CudaApi: the ranges that are mapped are those of a list of granules, and none spans "
+            "two reservations") {
+    constexpr std::size_t reserved = 8;  // granules in each reservation
     unsigned const seed = std::random_device{}();
     INFO("seed ", seed);
     std::mt19937 random{seed};
     detail::MappedRanges ranges;
     std::array<bool, 40> is_mapped{};
+    for (std::size_t first = 0; first < is_mapped.size(); first += reserved) {
+      ranges.begin_reservation(first);
+    }
     for (int round = 0; round < 20'000; ++round) {
       std::size_t const first = random() % is_mapped.size();
       bool const adds = !is_mapped[first];
       std::size_t end = first + 1;
-      while (end < is_mapped.size() && is_mapped[end] != adds && random() % 4 != 0) {
+      while (end % reserved != 0 && is_mapped[end] != adds && random() % 4 != 0) {
         ++end;
       }
       adds ? ranges.add(first, end) : ranges.remove(first, end);
@@ -732,12 +831,18 @@ TEST_SUITE("cuda_api") {
       std::map<CUdeviceptr, CUdeviceptr> expected;
       for (std::size_t at = 0; at < is_mapped.size(); ++at) {
         if (is_mapped[at]) {
-          bool const continues = at != 0 && is_mapped[at - 1];
+          bool const continues = at % reserved != 0 && is_mapped[at - 1];
           (continues ? std::prev(expected.end())->second : expected[at]) = at + 1;
         }
       }
       REQUIRE(ranges.all() == expected);
     }
+    ranges = {};
+    ranges.begin_reservation(reserved);
+    ranges.end_reservation(reserved);
+    ranges.add(0, reserved);
+    ranges.add(reserved, 2 * reserved);
+    CHECK(ranges.all() == std::map<CUdeviceptr, CUdeviceptr>{{0, 2 * reserved}});
   }
 
   TEST_CASE("CudaApi: works without the calls for virtual memory if the device lacks them") {

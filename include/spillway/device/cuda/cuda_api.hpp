@@ -11,6 +11,7 @@
 #include <spillway/device/cuda/cuda_pinned_memory.hpp>
 #include <spillway/device/cuda/cuda_virtual_memory.hpp>
 
+#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -81,6 +82,7 @@ class CudaApi {
   explicit CudaApi(int ordinal = 0, CudaOptions options = {})
       : context_{ordinal},
         virtual_memory_{context_},
+        query_event_{detail::cuda_entry_point<PFN_cuEventQuery_v2000>("cuEventQuery", 2000)},
         options_{options},
         numa_node_{numa_node_of(ordinal)},
         is_integrated_{is_attribute_set(cudaDevAttrIntegrated, ordinal)},
@@ -275,6 +277,7 @@ class CudaApi {
 
   detail::CudaContext context_;
   detail::CudaVirtualMemory virtual_memory_;
+  PFN_cuEventQuery_v2000 query_event_;
   detail::CudaPinnedMemory pinned_;
   CudaOptions options_;
   int numa_node_;
@@ -347,18 +350,27 @@ inline void CudaApi::copy_batch(std::span<void* const> to,
   // CUDA refuses a whole batch if it contains an empty copy.
   bool const has_empty =
       std::any_of(sizes_bytes.begin(), sizes_bytes.end(), [](std::size_t n) { return n == 0; });
+  std::size_t done = 0;
   if (to.size() > 1 && !has_empty && takes_batches(stream)) {
-    cudaError_t const status = enqueue_batch(to, from, sizes_bytes, kind, stream);
-    bool const is_unknown =
-        status == cudaErrorNotSupported || status == cudaErrorCallRequiresNewerDriver;
-    if (!is_unknown) {
+    // Drivers have been reported to fail, or to hang, with tens of thousands of copies in a call.
+    constexpr std::size_t most = 1024;
+    while (done != to.size()) {
+      std::size_t const count = std::min(most, to.size() - done);
+      cudaError_t const status = enqueue_batch(to.subspan(done, count),
+                                               from.subspan(done, count),
+                                               sizes_bytes.subspan(done, count),
+                                               kind,
+                                               stream);
+      if (status == cudaErrorNotSupported || status == cudaErrorCallRequiresNewerDriver) {
+        detail::cuda_forgive(status);
+        has_batches_.store(false, std::memory_order_relaxed);
+        break;
+      }
       cuda_check(status);
-      return;
+      done += count;
     }
-    detail::cuda_forgive(status);
-    has_batches_.store(false, std::memory_order_relaxed);
   }
-  for (std::size_t i = 0; i < to.size(); ++i) {
+  for (std::size_t i = done; i < to.size(); ++i) {
     cuda_check(cudaMemcpyAsync(to[i], from[i], sizes_bytes[i], kind_of(kind), stream));
   }
 }
@@ -424,16 +436,13 @@ inline void CudaApi::wait(stream_type stream, event_type event) {
 inline bool CudaApi::is_complete(event_type event) {
   Scope const scope{context_};
   CaptureBystander const bystander;
-  cudaError_t const status = cudaEventQuery(event);
-  if (status == cudaErrorNotReady) {
-    // This is an answer and not an error, so it is cleared. An error of the caller's own launches
-    // is left for the caller.
-    if (cudaPeekAtLastError() == cudaErrorNotReady) {
-      (void)cudaGetLastError();
-    }
+  // The runtime's own query would make "not ready" the last error, in place of an error of the
+  // caller's own launches.
+  CUresult const result = query_event_(event);
+  if (result == CUDA_ERROR_NOT_READY) {
     return false;
   }
-  cuda_check(status);
+  detail::cuda_driver_check(result);
   return true;
 }
 

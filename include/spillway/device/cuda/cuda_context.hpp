@@ -61,7 +61,7 @@ inline void cuda_forgive(cudaError_t code) noexcept {
   }
 }
 
-// These make it right to store a driver's result in a cudaError_t.
+// These make it right to turn a driver's result into a cudaError_t.
 static_assert(static_cast<int>(CUDA_SUCCESS) == static_cast<int>(cudaSuccess));
 static_assert(static_cast<int>(CUDA_ERROR_INVALID_VALUE) ==
               static_cast<int>(cudaErrorInvalidValue));
@@ -72,8 +72,16 @@ static_assert(static_cast<int>(CUDA_ERROR_DEINITIALIZED) ==
 static_assert(static_cast<int>(CUDA_ERROR_NOT_SUPPORTED) ==
               static_cast<int>(cudaErrorNotSupported));
 
-[[nodiscard]] inline cudaError_t cuda_status(CUresult result) noexcept {
-  return static_cast<cudaError_t>(result);
+/// Turns a result of the driver into an exception. Leaves the runtime's last error alone, which the
+/// driver does not set: it may be that of the caller's own calls.
+///
+/// The defaults of `site` and `call` describe the caller; do not pass them.
+/// @throws CudaError carrying all three unless `result` is `CUDA_SUCCESS`
+inline void
+cuda_driver_check(CUresult result, CallSite site = {}, char const* call = __builtin_FUNCTION()) {
+  if (result != CUDA_SUCCESS) {
+    throw CudaError{static_cast<cudaError_t>(result), site, call};
+  }
 }
 
 /// Looks a driver function up by name, so that programs need not link the driver's library.
@@ -121,7 +129,7 @@ class CudaContext {
     release_ =
         cuda_entry_point<PFN_cuDevicePrimaryCtxRelease_v11000>("cuDevicePrimaryCtxRelease", 11000);
     device_ = device_of(ordinal);
-    cuda_check(cuda_status(retain(&context_, device_)));
+    cuda_driver_check(retain(&context_, device_));
   }
   CudaContext(CudaContext const&) = delete;
   CudaContext& operator=(CudaContext const&) = delete;
@@ -130,8 +138,8 @@ class CudaContext {
   /// Returns the driver's handle of a device. @throws CudaError if there is none
   [[nodiscard]] static CUdevice device_of(int ordinal) {
     CUdevice device{};
-    cuda_check(cuda_status(
-        cuda_entry_point<PFN_cuDeviceGet_v2000>("cuDeviceGet", 2000)(&device, ordinal)));
+    cuda_driver_check(
+        cuda_entry_point<PFN_cuDeviceGet_v2000>("cuDeviceGet", 2000)(&device, ordinal));
     return device;
   }
   [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
@@ -161,7 +169,7 @@ class CudaScope {
  public:
   /// @throws CudaError if the context cannot be made current
   explicit CudaScope(CudaContext const& context) : context_{&context} {
-    cuda_check(cuda_status(enter()));
+    cuda_driver_check(enter());
   }
   /// The same, for calls that must not throw: if the context cannot be made current, the caller's
   /// context stays current.

@@ -88,7 +88,7 @@ class CudaHostWorker {
       CUresult const result = wait_(stream_, word, job->number, CU_STREAM_WAIT_VALUE_GEQ);
       decide(*job, result == CUDA_SUCCESS);
       if (result != CUDA_ERROR_NOT_SUPPORTED) {
-        cuda_check(cuda_status(result));
+        cuda_driver_check(result);
         return;
       }
       has_waits_.store(false, std::memory_order_relaxed);

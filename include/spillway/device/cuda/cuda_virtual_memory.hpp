@@ -16,25 +16,33 @@
 #include <mutex>
 #include <new>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
 namespace spillway::detail {
 
-/// Ranges of addresses that are mapped. Those that touch are one range.
+/// Ranges of addresses that are mapped. Those that touch are one range, unless a reservation of
+/// addresses begins between them: one call of the driver must not span two reservations.
 ///
 /// Cost     logarithmic in the number of ranges.
 /// Threads  none: the caller serialises.
 class MappedRanges {
  public:
+  /// To be called when addresses are reserved from `first` on. @throws std::bad_alloc
+  void begin_reservation(CUdeviceptr first) { reserved_.insert(first); }
+  /// Precondition: nothing is mapped in the reservation that begins at `first`.
+  void end_reservation(CUdeviceptr first) noexcept { reserved_.erase(first); }
+
   /// Precondition: nothing of the range is mapped. @throws std::bad_alloc; nothing has changed then
   void add(CUdeviceptr first, CUdeviceptr end) {
     auto const after = ranges_.lower_bound(first);
     auto const before = after == ranges_.begin() ? ranges_.end() : std::prev(after);
-    bool const joins_before = before != ranges_.end() && before->second == first;
+    bool const joins_before =
+        before != ranges_.end() && before->second == first && !reserved_.contains(first);
     auto const at = joins_before ? before : ranges_.emplace_hint(after, first, end);
     at->second = end;
-    if (after != ranges_.end() && after->first == end) {
+    if (after != ranges_.end() && after->first == end && !reserved_.contains(end)) {
       at->second = after->second;
       ranges_.erase(after);
     }
@@ -64,11 +72,16 @@ class MappedRanges {
 
  private:
   std::map<CUdeviceptr, CUdeviceptr> ranges_;
+  std::set<CUdeviceptr> reserved_;  // the first address of each reservation
 };
 
 /// The virtual memory management of the CUDA driver for one device. `CudaApi` owns one.
 ///
-/// Threads  thread-safe. The driver's calls take effect at once; unmapping may wait for the device.
+/// The memory can be registered for GPUDirect RDMA, as that of `cudaMalloc` can, if the driver
+/// supports this for memory that is mapped.
+///
+/// Threads  thread-safe. The driver's calls take effect at once, also while a stream is being
+///          captured; unmapping may wait for the device.
 class CudaVirtualMemory {
  public:
   using physical_type = CUmemGenericAllocationHandle;
@@ -80,8 +93,8 @@ class CudaVirtualMemory {
     auto const get_attribute =
         cuda_entry_point<PFN_cuDeviceGetAttribute_v2000>("cuDeviceGetAttribute", 2000);
     int is_supported = 0;
-    cuda_check(cuda_status(get_attribute(
-        &is_supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, context.device())));
+    cuda_driver_check(get_attribute(
+        &is_supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, context.device()));
     if (is_supported == 0) {
       return;
     }
@@ -95,10 +108,15 @@ class CudaVirtualMemory {
     auto const get_granularity = cuda_entry_point<PFN_cuMemGetAllocationGranularity_v10020>(
         "cuMemGetAllocationGranularity", cuda_10_2);
     CudaScope const scope{context};
+    CudaCaptureBystander const bystander;
     CUmemAllocationProp const properties = memory_here();
-    cuda_check(cuda_status(
-        get_granularity(&granularity_bytes_, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM)));
+    cuda_driver_check(
+        get_granularity(&granularity_bytes_, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
     accessors_.push_back({properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
+    int has_rdma = 0;  // a driver that does not know the question has none
+    (void)get_attribute(
+        &has_rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, context.device());
+    is_rdma_capable_ = has_rdma != 0 && can_map_rdma();
     is_supported_ = true;
   }
 
@@ -111,8 +129,16 @@ class CudaVirtualMemory {
   [[nodiscard]] void* reserve_address(std::size_t size_bytes) {
     require_support();
     CudaScope const scope{*context_};
+    CudaCaptureBystander const bystander;
     CUdeviceptr address = 0;
-    cuda_check(cuda_status(reserve_(&address, size_bytes, granularity_bytes_, 0, 0)));
+    std::scoped_lock const lock{mutex_};
+    cuda_driver_check(reserve_(&address, size_bytes, granularity_bytes_, 0, 0));
+    try {
+      mapped_.begin_reservation(address);
+    } catch (std::bad_alloc const&) {
+      (void)free_(address, size_bytes);
+      throw;
+    }
     // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver writes addresses as integers
     return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address));
   }
@@ -120,26 +146,33 @@ class CudaVirtualMemory {
   void free_address(void* address, std::size_t size_bytes) noexcept {
     if (is_supported()) {
       CudaScope const scope{*context_, std::nothrow};
-      (void)free_(value_of(address), size_bytes);
+      CudaCaptureBystander const bystander;
+      CUdeviceptr const first = value_of(address);
+      std::scoped_lock const lock{mutex_};
+      if (free_(first, size_bytes) == CUDA_SUCCESS) {
+        mapped_.end_reservation(first);
+      }
     }
   }
 
   [[nodiscard]] std::optional<physical_type> try_create_physical(std::size_t size_bytes) {
     require_support();
     CudaScope const scope{*context_};
+    CudaCaptureBystander const bystander;
     CUmemAllocationProp const properties = memory_here();
     physical_type memory{};
     CUresult const result = create_(&memory, size_bytes, &properties, 0);
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
       return std::nullopt;
     }
-    cuda_check(cuda_status(result));
+    cuda_driver_check(result);
     return memory;
   }
 
   void release_physical(physical_type memory) noexcept {
     if (is_supported()) {
       CudaScope const scope{*context_, std::nothrow};
+      CudaCaptureBystander const bystander;
       (void)release_(memory);
     }
   }
@@ -152,6 +185,7 @@ class CudaVirtualMemory {
       return;
     }
     CudaScope const scope{*context_};
+    CudaCaptureBystander const bystander;
     CUdeviceptr const first = value_of(address);
     std::scoped_lock const lock{mutex_};
     std::size_t mapped_bytes = 0;
@@ -170,7 +204,7 @@ class CudaVirtualMemory {
       if (mapped_bytes != 0) {
         (void)unmap_(first, mapped_bytes);
       }
-      cuda_check(cuda_status(result));
+      cuda_driver_check(result);
     }
     try {
       mapped_.add(first, first + mapped_bytes);
@@ -180,13 +214,16 @@ class CudaVirtualMemory {
     }
   }
 
+  /// If the driver refuses, the memory counts as mapped as before.
   void unmap(void* address, std::size_t size_bytes) noexcept {
     if (is_supported()) {
       CudaScope const scope{*context_, std::nothrow};
+      CudaCaptureBystander const bystander;
       CUdeviceptr const first = value_of(address);
       std::scoped_lock const lock{mutex_};
-      (void)unmap_(first, size_bytes);
-      mapped_.remove(first, first + size_bytes);
+      if (unmap_(first, size_bytes) == CUDA_SUCCESS) {
+        mapped_.remove(first, first + size_bytes);
+      }
     }
   }
 
@@ -199,6 +236,7 @@ class CudaVirtualMemory {
       return;
     }
     CudaScope const scope{*context_};
+    CudaCaptureBystander const bystander;
     CUmemAccessDesc peer = accessors_.front();
     peer.location.id = CudaContext::device_of(ordinal);
     std::scoped_lock const lock{mutex_};
@@ -212,7 +250,7 @@ class CudaVirtualMemory {
       if (CUresult const result = set_access_(first, end - first, &peer, 1);
           result != CUDA_SUCCESS) {
         accessors_.pop_back();
-        cuda_check(cuda_status(result));
+        cuda_driver_check(result);
       }
     }
   }
@@ -231,7 +269,32 @@ class CudaVirtualMemory {
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties.location.id = context_->device();
+    properties.allocFlags.gpuDirectRDMACapable = is_rdma_capable_ ? 1 : 0;
     return properties;
+  }
+
+  /// Returns whether memory for GPUDirect RDMA can be mapped, by mapping one piece: drivers for
+  /// WSL 2 before R615 claim it and then fail to make such memory accessible. Also false if the
+  /// device has no memory left to try.
+  [[nodiscard]] bool can_map_rdma() noexcept {
+    CUmemAllocationProp properties = memory_here();
+    properties.allocFlags.gpuDirectRDMACapable = 1;
+    physical_type memory{};
+    if (create_(&memory, granularity_bytes_, &properties, 0) != CUDA_SUCCESS) {
+      return false;
+    }
+    CUdeviceptr address = 0;
+    CUresult result = reserve_(&address, granularity_bytes_, granularity_bytes_, 0, 0);
+    if (result == CUDA_SUCCESS) {
+      result = map_(address, granularity_bytes_, 0, memory, 0);
+      if (result == CUDA_SUCCESS) {
+        result = set_access_(address, granularity_bytes_, accessors_.data(), 1);
+        (void)unmap_(address, granularity_bytes_);
+      }
+      (void)free_(address, granularity_bytes_);
+    }
+    (void)release_(memory);
+    return result == CUDA_SUCCESS;
   }
 
   [[nodiscard]] static CUdeviceptr value_of(void* address) noexcept {
@@ -249,7 +312,10 @@ class CudaVirtualMemory {
   // the value of every device so far; the constructor asks the driver
   std::size_t granularity_bytes_ = 2_MiB;
   bool is_supported_ = false;
-  std::mutex mutex_;  // guards what follows, and is held while memory is mapped and unmapped
+  bool is_rdma_capable_ = false;
+  // Guards what follows. It is held across the driver's calls that change addresses and mappings,
+  // so that what follows agrees with the driver.
+  std::mutex mutex_;
   std::vector<CUmemAccessDesc> accessors_;  // first this device, then those of `allow_access`
   MappedRanges mapped_;
 };
