@@ -482,8 +482,9 @@ class DeviceAllocator {
   /// Use it when other streams than the one of the lease use a block.
   ///
   /// @throws DeviceError; ContractViolation if a stream in `fence` is being captured into a graph
-  ///         and has no event from before the capture (the call may be repeated later), or if
-  ///         `fence` is recognised as one of another allocator
+  ///         and has no event from before the capture, or if `stream` is being captured and would
+  ///         have to wait for work outside the capture (in both cases the call may be repeated
+  ///         later), or if `fence` is recognised as one of another allocator
   /// @stream enqueues at most one event and one wait for each stream in `fence`; does not wait
   void order_after(stream_type stream, Fence const& fence) {
     Elsewhere const call{monitor_};
@@ -507,7 +508,8 @@ class DeviceAllocator {
   [[nodiscard]] Stream<DeviceAllocator> create_stream() { return Stream<DeviceAllocator>{*this}; }
 
   /// Must be called before a stream is destroyed on which leases were acquired, unless the stream
-  /// is from `create_stream`. No lease that was acquired on it may still be held.
+  /// is from `create_stream`. No lease that was acquired on it may still be held, except by
+  /// `LeasedMemory`, whose memory may be deallocated on another stream.
   ///
   /// @throws DeviceError if what was done on the stream cannot be recorded, ContractViolation if
   ///         the stream is being captured; the stream must then live on
