@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,9 +26,11 @@
 
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
@@ -1011,25 +1014,28 @@ class FrameHook {
   /// whole model at once. The results are bitwise the same.
   static void
   run_per_tensor(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
-    std::size_t const arguments = op.schema().arguments().size();
-    std::size_t const results = op.schema().returns().size();
+    c10::FunctionSchema const& schema = op.schema();
+    std::size_t const arguments = schema.arguments().size();
+    std::size_t const results = schema.returns().size();
     std::size_t const base = stack->size() - arguments;
+    std::span<c10::IValue const> const given = last(*stack, arguments);
     std::vector<std::size_t> const cuts =
-        Site::frames().depth == 0
-            ? pieces({stack->begin() + static_cast<std::ptrdiff_t>(base), stack->end()})
-            : std::vector<std::size_t>{};
+        Site::frames().depth == 0 ? pieces(given) : std::vector<std::size_t>{};
     bool const is_list_of_tensors =
         results == 0 ||
-        (results == 1 && op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType);
-    if (cuts.size() <= 2 || !is_list_of_tensors) {
+        (results == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::ListType);
+    if (cuts.size() <= 2 || !is_list_of_tensors ||
+        !takes_one_element_each(schema, given, cuts.back()) ||
+        !is_the_same_to_autograd(schema, given, cuts.back())) {
       run_kernel(op, next, stack);
       return;
     }
     c10::List<at::Tensor> all;
     for (std::size_t c = 0; c + 1 < cuts.size(); ++c) {
       Stack piece;
-      for (std::size_t i = base; i < base + arguments; ++i) {
-        piece.push_back(slice((*stack)[i], cuts.back(), cuts[c], cuts[c + 1]));
+      for (std::size_t i = 0; i < arguments; ++i) {
+        piece.push_back(
+            slice(schema.arguments()[i], (*stack)[base + i], cuts.back(), cuts[c], cuts[c + 1]));
       }
       run_kernel(op, next, &piece);
       if (results == 1) {
@@ -1042,6 +1048,68 @@ class FrameHook {
     if (results == 1) {
       stack->emplace_back(std::move(all));
     }
+  }
+
+  /// Returns whether an argument is a tensor that has one number for each element of the lists
+  /// (`_foreach_addcdiv.Tensor`).
+  [[nodiscard]] static bool is_packed(c10::Argument const& argument, c10::IValue const& value) {
+    return value.isTensor() && argument.name() == "scalars";
+  }
+
+  /// Returns whether each list has one value for each of `length` elements. PyTorch's kernel has to
+  /// see lists of other lengths whole: parts of them may fit each other, which would hide its error
+  /// and combine the wrong elements. Only fused optimizers have lists that may be left out.
+  [[nodiscard]] static bool takes_one_element_each(c10::FunctionSchema const& schema,
+                                                   std::span<c10::IValue const> arguments,
+                                                   std::size_t length) {
+    bool const may_omit = schema.name().rfind("aten::_fused_", 0) == 0;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      c10::IValue const& value = arguments[i];
+      if (value.isList()) {
+        std::size_t const size = value.toListRef().size();
+        if (size != length && !(may_omit && size == 0)) {
+          return false;
+        }
+      } else if (is_packed(schema.arguments()[i], value)) {
+        // A part of a tensor that PyTorch refuses could have a form that it accepts.
+        at::Tensor const& scalars = value.toTensor();
+        if (!scalars.defined() || scalars.dim() != 1 || !scalars.device().is_cpu() ||
+            !scalars.is_contiguous() || static_cast<std::size_t>(scalars.numel()) != length) {
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  /// Returns whether autograd does the same for parts of the lists as for whole lists. It does not
+  /// if only some elements require a gradient, since that makes all results require one, or if the
+  /// operation writes a parameter or a view of one, which is refused before anything is written.
+  [[nodiscard]] static bool is_the_same_to_autograd(c10::FunctionSchema const& schema,
+                                                    std::span<c10::IValue const> arguments,
+                                                    std::size_t length) {
+    if (!c10::GradMode::is_enabled()) {
+      return true;
+    }
+    std::vector<bool> requires_grad(length, false);
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      if (!arguments[i].isTensorList()) {
+        continue;
+      }
+      bool const is_written = detail::writes(schema.arguments()[i]);
+      auto const elements = arguments[i].toListRef();
+      for (std::size_t e = 0; e < elements.size(); ++e) {
+        at::Tensor const& tensor = elements[e].toTensor();
+        if (tensor.defined() && tensor.requires_grad()) {
+          requires_grad[e] = true;
+          if (is_written && (tensor.is_leaf() || tensor.is_view())) {
+            return false;
+          }
+        }
+      }
+    }
+    return std::adjacent_find(requires_grad.begin(), requires_grad.end(), std::not_equal_to<>{}) ==
+           requires_grad.end();
   }
 
   /// Returns the bytes that an operation pins for a tensor. A tensor that a compiler traces has no
@@ -1080,9 +1148,17 @@ class FrameHook {
     return cuts;
   }
 
-  /// Returns elements [begin, end) of a list of `length` elements; any other argument as it is.
-  [[nodiscard]] static c10::IValue
-  slice(c10::IValue const& value, std::size_t length, std::size_t begin, std::size_t end) {
+  /// Returns elements [begin, end) of an argument that has `length` of them; any other argument as
+  /// it is.
+  [[nodiscard]] static c10::IValue slice(c10::Argument const& argument,
+                                         c10::IValue const& value,
+                                         std::size_t length,
+                                         std::size_t begin,
+                                         std::size_t end) {
+    if (is_packed(argument, value)) {
+      return value.toTensor().slice(
+          0, static_cast<std::int64_t>(begin), static_cast<std::int64_t>(end));
+    }
     if (!value.isList() || value.toListRef().size() != length) {
       return value;
     }
