@@ -183,8 +183,12 @@ def _lending(function):
             self = self.detach().cpu().resolve_conj().resolve_neg()  # as `force` does, whose result might be swapped out
         lease = _C.Lent(self)
         result = function(self, *args, **kwargs)
-        # No Python code may run when the array dies, since an exception of a signal handler in it would be lost.
-        borrower = _Borrower(result, functools.partial(_borrowers.pop, id(lease)))
+        try:
+            # No Python code may run when the array dies, since an exception of a signal handler in it would be lost.
+            borrower = _Borrower(result, functools.partial(_borrowers.pop, id(lease)))
+        except TypeError:  # a subclass returns something else, such as a tuple with an array, whose end nothing reports
+            _C.bring_in(self, True)
+            return result
         borrower.lease = lease
         _borrowers[id(lease)] = borrower
         return result

@@ -32,6 +32,22 @@ def test_numpy_of_a_view_keeps_the_base(lms):
     assert a[35].item() == 5
 
 
+def test_numpy_of_a_subclass_that_returns_something_else(lms):
+    class WithUnit(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            result = super().__torch_function__(func, types, args, kwargs or {})
+            return (result, "m") if func.__name__ == "numpy" else result
+
+    a = torch.arange(100.)
+    b = a.as_subclass(WithUnit)
+    lms.evict()
+    array, unit = b.numpy()
+    lms.evict()
+    array[7] = -1
+    assert unit == "m" and a[7].item() == -1 and not lms.is_away(a)
+
+
 @pytest.mark.parametrize("view", [torch.conj, lambda t: t.conj().imag])
 def test_numpy_is_forced_on_tensors_whose_bytes_differ_from_their_values(lms, view):
     a = view(torch.complex(torch.arange(100.), torch.arange(100.)).requires_grad_())
