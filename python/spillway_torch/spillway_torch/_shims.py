@@ -475,22 +475,32 @@ def _wrap_safetensors(module):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Calls functions with modules when these are imported later."""
+    """Calls functions with modules when these have been imported. A module may be searched for and not be imported
+    (`importlib.util.find_spec`), or its import may fail; so its function waits until the module has been executed.
+    """
 
     def __init__(self):
         self.waiting = {}
+        self.here = threading.local()  # `searched`: names for which this thread asks the other finders
 
     def find_spec(self, name, path, target=None):
-        act = self.waiting.pop(name, None)
-        if act is None:
+        searched = self.here.__dict__.setdefault("searched", set())
+        if name not in self.waiting or name in searched:
             return None
-        spec = importlib.util.find_spec(name)
+        searched.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            searched.discard(name)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
             def exec_module(module):
                 run(module)
-                act(module)
+                # A loader may serve several modules, and this one may have been searched for more than once.
+                act = self.waiting.pop(name, None) if module.__name__ == name else None
+                if act is not None:
+                    act(module)
             spec.loader.exec_module = exec_module
         return spec
 

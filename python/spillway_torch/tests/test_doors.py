@@ -4,6 +4,8 @@ as long as the code uses it, but not for ever."""
 import copy
 import ctypes
 import gc
+import importlib
+import importlib.util
 import io
 import json
 import sys
@@ -1130,3 +1132,51 @@ def test_kernels_of_tensor_expressions_run_without_operations(lms):
     kernel.call([x, y, z])
     lms.evict()
     assert all(lms.is_away(one) for one in (x, y, z)) and outside(z) == [5.] * 100
+
+
+@pytest.fixture
+def after_import(tmp_path, monkeypatch):
+    """A function that writes modules, into a folder or an archive, and returns a list. When one of them has been imported,
+    the module's finder appends it to the list."""
+    from spillway_torch import _shims
+
+    def write(sources, in_archive=False):
+        place = tmp_path / ("archive.zip" if in_archive else "")
+        for name, source in sources.items():
+            if in_archive:
+                with zipfile.ZipFile(place, "a") as archive:
+                    archive.writestr(f"{name}.py", source)
+            else:
+                (place / f"{name}.py").write_text(source)
+            _shims._after_import(name, seen.append)
+            names.append(name)
+        monkeypatch.syspath_prepend(str(place))
+        return seen
+    seen, names = [], []
+    yield write
+    for name in names:
+        _shims._finder.waiting.pop(name, None)
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("in_archive", [False, True])  # all modules of an archive have the same loader
+def test_a_module_is_wrapped_though_it_was_searched_for_before(after_import, in_archive):
+    seen = after_import({"searched_one": "", "searched_two": ""}, in_archive)
+    for name in ("searched_one", "searched_two", "searched_one"):
+        assert importlib.util.find_spec(name) is not None
+    assert not seen
+    one, two = importlib.import_module("searched_one"), importlib.import_module("searched_two")
+    assert seen == [one, two]
+    importlib.reload(one)
+    assert seen == [one, two]
+
+
+def test_a_module_is_wrapped_though_its_first_import_failed(after_import):
+    seen = after_import({"failing_once": "import sys\nif not hasattr(sys, '_failed'):\n    sys._failed = True\n    raise KeyError"})
+    try:
+        with pytest.raises(KeyError):
+            importlib.import_module("failing_once")
+        assert not seen
+        assert [importlib.import_module("failing_once")] == seen
+    finally:
+        del sys._failed
