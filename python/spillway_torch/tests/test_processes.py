@@ -47,6 +47,26 @@ def test_threads_follow_whatever_they_run(lms, start):
     assert sums == [2000.0]
 
 
+def test_a_thread_that_was_started_before_support_was_enabled_enables_it_itself(script):
+    script("""
+from concurrent.futures import ThreadPoolExecutor
+import torch, spillway_torch
+pool = ThreadPoolExecutor(1)
+pool.submit(int).result()
+spillway_torch.install(device="cpu", limit="64MB", least_bytes=1)
+spillway_torch.set_enabled_lms(True)
+ones = torch.ones(1000)
+spillway_torch.reclaim_inactive()
+error = str(pool.submit(ones.sum).exception())
+assert "call set_enabled_lms(True) in it" in error, error
+pool.submit(spillway_torch.set_enabled_lms, True).result()
+assert pool.submit(ones.sum).result().item() == 1000
+made = pool.submit(torch.ones, 1000).result()
+spillway_torch.reclaim_inactive()
+assert not spillway_torch._C.view(made)["resident"]
+""")
+
+
 def test_threads_that_need_more_together_than_there_is_wait_for_each_other(lms):
     wrong = []
 

@@ -17,7 +17,9 @@ namespace spillway::torch {
 inline constexpr char away_message[] =
     "spillway: this tensor's memory may have been swapped out, and its address was asked for "
     "outside of an operation. Call spillway_torch.keep(tensor) first; in C++ use "
-    "LargeModelSupport's Hold or keep, or, in a thread that lacks the hook, its Hook.";
+    "LargeModelSupport's Hold or keep. If this thread was started before "
+    "spillway_torch.set_enabled_lms(True), or not by Python, it lacks the hook: call "
+    "set_enabled_lms(True) in it, or, in C++, make a Hook of LargeModelSupport.";
 
 /// Whether an error says that the address of a tensor which is swapped out was asked for.
 [[nodiscard]] inline bool is_refused_address(c10::Error const& error) {
