@@ -329,8 +329,9 @@ TEST_SUITE("host_swap_pool_fault") {
       now.pool.check();
       now.bench.device.run_all();
     }
-    SUBCASE("the slot is given back after the read") {
+    SUBCASE("the slot is given back after the read, and another one was refused") {
       CHECK_FALSE(now.read_gives(now.first, 1));
+      CHECK_THROWS_AS((void)now.read_gives(now.first, 1), FileTierError);
       now.pool.check();
       now.pool.give_back(now.first);
     }

@@ -3,6 +3,7 @@
 
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/host/host_tier.hpp>
+#include <spillway/host/system_file_io.hpp>
 #include <spillway/host_swap_pool.hpp>
 #include <spillway/pager/copy_streams.hpp>
 #include <spillway/stream/stream_order.hpp>
@@ -83,7 +84,7 @@ class ThroughStreams {
   Device* device_;
   spillway::StreamOrder<Device> order_;
   spillway::HostSwapPool<Device> pool_;
-  spillway::detail::CopyStreams<Device> streams_;
+  spillway::detail::CopyStreams<Device, spillway::SystemFileIo> streams_;
   std::array<std::vector<spillway::TransferRequest>, 2> requests_;
 };
 

@@ -73,6 +73,7 @@ class DeviceAllocator {
   using eviction_type = typename Policies::eviction;
   using prefetch_type = typename Policies::prefetch;
   using recompute_type = typename Policies::recompute;
+  using file_io_type = typename Policies::file_io;
 
   static constexpr bool is_thread_safe = !std::is_empty_v<typename Policies::lock>;
   /// True if a block keeps its address for life, which depends on the arena of the policies.
@@ -109,6 +110,7 @@ class DeviceAllocator {
     std::optional<prefetch_type> prefetch{};
     std::optional<eviction_type> eviction{};
     std::optional<recompute_type> recompute{};
+    std::optional<file_io_type> file_io{};
     /// `fit` and `compaction` are used only by arenas that have such a policy.
     std::optional<fit_type> fit{};
     std::optional<compaction_type> compaction{};
@@ -607,6 +609,7 @@ class DeviceAllocator {
  private:
   friend lease_type;
   using Arena = ArenaOf<Policies>;
+  using Pool = HostSwapPool<device_type, file_io_type>;
   using Monitor = detail::Monitor<typename Policies::lock>;
   using Exclusive = typename Monitor::Exclusive;
   using Elsewhere = typename Monitor::Elsewhere;
@@ -714,7 +717,12 @@ class DeviceAllocator {
   }
   template <class Policy>
   static Policy chosen(std::optional<Policy>& given) {
-    return std::move(given).value_or(Policy{});
+    if constexpr (std::default_initializable<Policy>) {
+      return std::move(given).value_or(Policy());
+    } else {
+      expects(given.has_value(), "a policy without a default constructor needs a value in options");
+      return *std::move(given);
+    }
   }
   template <class... Parts>
   static Arena make_arena(Options& options, device_type& device, Parts&... parts) {
@@ -768,8 +776,8 @@ class DeviceAllocator {
   PagerOptions paging_;
   mutable StreamOrder<device_type> order_;  // queries note which events have completed
   Arena arena_;
-  HostSwapPool<device_type> pool_;
-  detail::CopyStreams<device_type> streams_{*device_, order_, pool_};
+  Pool pool_;
+  detail::CopyStreams<device_type, file_io_type> streams_{*device_, order_, pool_};
   StreamPrefetcher<prefetch_type> prefetcher_;
   mutable Monitor monitor_;  // guards what follows, the arena and the prefetcher
   detail::Journal<Policies> journal_{*device_, monitor_};
@@ -801,7 +809,7 @@ DeviceAllocator<Policies>::DeviceAllocator(std::unique_ptr<device_type> owned,
       paging_{checked(options.paging)},
       order_{*device_},
       arena_(make_arena(options)),
-      pool_{*device_, order_, host_options(*device_, options)},
+      pool_{*device_, order_, host_options(*device_, options), chosen(options.file_io)},
       prefetcher_{chosen(options.prefetch)},
       blocks_{*device_,
               arena_,
@@ -1067,13 +1075,13 @@ std::size_t DeviceAllocator<Policies>::trim_host_sync() {
       has_room = transfers_.swap_out({&id, 1}, EvictionReason::requested) != 0;
       if (!has_room) {  // back to where it came from
         struct Lifted {
-          explicit Lifted(HostSwapPool<device_type>& all) : pool{all}, tier{all.first_tier()} {
+          explicit Lifted(Pool& all) : pool{all}, tier{all.first_tier()} {
             pool.set_first_tier(HostTier::pinned);
           }
           Lifted(Lifted const&) = delete;
           Lifted& operator=(Lifted const&) = delete;
           ~Lifted() { pool.set_first_tier(tier); }
-          HostSwapPool<device_type>& pool;
+          Pool& pool;
           HostTier tier;
         } const lifted{pool_};
         blocks_.begin_swap_out(id);

@@ -217,9 +217,12 @@ class HostSwapPool {
   }
   /// Forgets failures of transfers of the slot that have been enqueued, also of those that have not
   /// run: their bytes were overwritten on the device, or are wanted no more.
-  void forget_failures(HostSlotId id) {
+  ///
+  /// @param was_used  whether work that reads these bytes may have been enqueued before. Its
+  ///                  results may be wrong then, so `check()` reports the failures
+  void forget_failures(HostSlotId id, bool was_used) {
     std::scoped_lock const lock{mutex_};
-    detail::HostLedger::forget_failures(ledger_.at(id));
+    ledger_.forget_failures(ledger_.at(id), was_used);
   }
 
   /// Swap-out: copies `bytes` bytes of device memory into the slot.
@@ -280,7 +283,9 @@ class HostSwapPool {
   /// @throws FileTierError if so, at each call; ContractViolation if `id` names no slot
   void check(HostSlotId id) {
     std::scoped_lock const lock{mutex_};
-    slot_io_.throw_if_failed(ledger_.at(id));
+    detail::HostSlot& slot = ledger_.at(id);
+    slot.is_failure_told = slot.failure.has_value();
+    slot_io_.throw_if_failed(slot);
   }
 
   /// Returns whether the slot was taken with this codec and may be written. Returns false if it has
@@ -303,6 +308,11 @@ class HostSwapPool {
     return slot.tier == HostTier::file || slot.has_codec() || slot.has_ancestors;
   }
 
+  /// Returns whether `check(id)` throws. @throws ContractViolation if `id` names no slot
+  [[nodiscard]] bool has_failed(HostSlotId id) {
+    std::scoped_lock const lock{mutex_};
+    return ledger_.at(id).failure.has_value();
+  }
   /// Returns whether a read of the slot has lost bytes. `check` throws then.
   ///
   /// @throws ContractViolation if `id` names no slot
@@ -322,7 +332,8 @@ class HostSwapPool {
     return is_lost;
   }
 
-  /// Does what `check(id)` does for slots that were given back before their last read ran.
+  /// Does what `check(id)` does for slots that were given back before their last read ran, and for
+  /// failures that were forgotten although their bytes had been used.
   ///
   /// @throws FileTierError if such a slot has lost bytes since the last call, only once
   void check() {
@@ -371,7 +382,7 @@ class HostSwapPool {
   using Memory = detail::TierMemory<Device, FileIo>;
 
   [[nodiscard]] static bool has_lost_bytes(detail::HostSlot const& slot) noexcept {
-    return slot.failure && (slot.failure->is_read || slot.failure->was_read);
+    return slot.failure && slot.failure->has_reached_owner();
   }
 
   static constexpr bool holds_bytes = ByteHoldingApi<Device>;

@@ -4,6 +4,7 @@
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/defrag_arena.hpp>
+#include <spillway/host/system_file_io.hpp>
 #include <spillway/policy/compaction/sliding_compaction.hpp>
 #include <spillway/policy/eviction/schedule_eviction.hpp>
 #include <spillway/policy/fit/segregated_fit.hpp>
@@ -23,7 +24,7 @@
   how class detail::HostTransfers<Device, SystemFileIo>;                                           \
   how class detail::StagingLane<Device>;                                                           \
   how class detail::ArenaMemory<Device>;                                                           \
-  how class detail::CopyStreams<Device>
+  how class detail::CopyStreams<Device, SystemFileIo>
 
 /// The same for the classes of an allocator with the given policies. Compiling these takes most of
 /// the time of building a program.
@@ -67,6 +68,7 @@ struct PoliciesFor {
   using eviction = ScheduleEviction;
   using prefetch = ScheduleLookahead;
   using recompute = TunedRecompute;
+  using file_io = SystemFileIo;
   using lock = std::mutex;
   using observer = NullObserver;
 };

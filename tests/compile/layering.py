@@ -30,7 +30,7 @@ LAYERS = {
     "share": {"core"},
     "device_share.hpp": {"core", "share"},
     "pager": BASE | {"stream", "arena", "host", "host_swap_pool.hpp", "stream_prefetcher.hpp", "lease.hpp"},
-    "policies.hpp": BASE | {"policy", "defrag_arena.hpp"},
+    "policies.hpp": BASE | {"policy", "defrag_arena.hpp", "host"},
     "device_allocator.hpp": BASE | {"host", "pager", "policies.hpp", "lease.hpp", "stream.hpp", "swappable_tensor.hpp"},
 }
 DOOR = BASE | {"device_allocator.hpp", "policies.hpp", "swappable_buffer.hpp", "swappable_tensor.hpp"}

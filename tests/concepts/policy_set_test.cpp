@@ -43,6 +43,9 @@ struct BadPrefetch : PoliciesArchetype {
 struct BadRecompute : PoliciesArchetype {
   using recompute = ObserverArchetype;
 };
+struct BadFileIo : PoliciesArchetype {
+  using file_io = ObserverArchetype;
+};
 struct BadLock : PoliciesArchetype {
   using lock = ObserverArchetype;
 };
@@ -55,6 +58,7 @@ static_assert(!PolicySet<BadCompaction>);
 static_assert(!PolicySet<BadEviction>);
 static_assert(!PolicySet<BadPrefetch>);
 static_assert(!PolicySet<BadRecompute>);
+static_assert(!PolicySet<BadFileIo>);
 static_assert(!PolicySet<BadLock>);
 static_assert(!PolicySet<BadObserver>);
 
@@ -67,6 +71,7 @@ void check_that_it_runs() {
   typename Allocator::Options options{.capacity_bytes = std::size_t{256} << 10};
   options.bounce_bytes = 0;
   options.host.pinned_bytes = std::size_t{4} << 20;
+  options.file_io.emplace(1);
   options.host.slab_bytes = std::size_t{1} << 20;
   Allocator allocator{device, std::move(options)};
   auto const stream = device.create_stream();
@@ -116,5 +121,12 @@ TEST_SUITE("policy_set") {
   TEST_CASE("DeviceAllocator: uses only what the concepts of its policies require") {
     check_that_it_runs<PoliciesArchetype>();
     check_that_it_runs<SpeculativePolicies>();
+  }
+
+  TEST_CASE("DeviceAllocator: a policy without a default constructor must be in its options") {
+    SimApi sim;
+    DeviceArchetype device{sim};
+    CHECK_THROWS_AS((DeviceAllocator<PoliciesArchetype>{device, {.capacity_bytes = 1 << 20}}),
+                    ContractViolation);
   }
 }

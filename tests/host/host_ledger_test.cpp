@@ -326,8 +326,9 @@ TEST_SUITE("host_ledger") {
   }
 
   TEST_CASE("HostLedger: a loss is that of the slot that has replaced the one that was read") {
-    for (bool const is_overwritten : {false, true}) {
-      CAPTURE(is_overwritten);
+    enum class Then { kept, overwritten, used_and_overwritten };
+    for (Then const then : {Then::kept, Then::overwritten, Then::used_and_overwritten}) {
+      CAPTURE(static_cast<int>(then));
       Bench now;
       now.add(HostTier::file);
       FileFailure const failure{.error = 5, .bytes = 9, .is_read = true};
@@ -341,20 +342,20 @@ TEST_SUITE("host_ledger") {
       CHECK(now.ledger.bequeath(line[0], line[1]));
       CHECK(now.ledger.bequeath(line[1], line[2]));
       CHECK(last.has_unfinished_reads());
-      if (is_overwritten) {
-        HostLedger::forget_failures(last);
+      if (then != Then::kept) {
+        now.ledger.forget_failures(last, then == Then::used_and_overwritten);
       }
 
       now.ledger.note_failure(read, 0, failure);
       --read.jobs(SlotAccess::read);
       now.ledger.forget_if_unused(read);
 
-      CHECK(last.failure.has_value() == !is_overwritten);
+      CHECK(last.failure.has_value() == (then == Then::kept));
       CHECK_FALSE(last.has_unfinished_reads());
       std::size_t known = 0;
       now.ledger.for_each_slot([&](HostSlot const&) { ++known; });
       CHECK(known == 1);
-      CHECK_FALSE(now.ledger.take_orphan_failure().has_value());
+      CHECK(now.ledger.take_orphan_failure().has_value() == (then == Then::used_and_overwritten));
     }
   }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random programs against an allocator on a stepped device, with an oracle that knows what every
-// block must hold. Faults are injected; nothing may be lost. Every second program makes blocks
-// again by recipes, and most have blocks with codecs.
+// block must hold. Faults of the device are injected; nothing may be lost. Every second program
+// makes blocks again by recipes, and most have blocks with codecs. Every fifth program has a file
+// that fails: bytes may then be lost, but each loss that a kernel saw must be reported.
 #include <spillway/device_allocator.hpp>
 #include <spillway/page_arena.hpp>
 #include <spillway/policy/codec/identity.hpp>
@@ -13,22 +14,27 @@
 #include <spillway/policy/prefetch/reverse_order.hpp>
 #include <spillway/policy/recompute/recompute_if_cheaper.hpp>
 #include <spillway/sim.hpp>
+#include <spillway/testing/faulty_file_io.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <new>
 #include <optional>
 #include <random>
 #include <span>
 #include <string>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include <support/pattern.hpp>
@@ -39,10 +45,12 @@ namespace {
 using namespace spillway::literals;
 using spillway::Access;
 using spillway::BlockId;
+using spillway::testing::FaultyFileIo;
 
 struct Stepped : spillway::SimPolicies {
   using device = spillway::testing::SteppedSimApi;
   using recompute = spillway::RecomputeIfCheaper;  // uses no real time, so seeds are repeatable
+  using file_io = FaultyFileIo;
   using lock = spillway::NullLock;
 };
 struct Lru : Stepped {
@@ -80,7 +88,7 @@ struct Remote : Stepped {
 struct Expected {
   BlockId id{};
   std::size_t bytes = 0;
-  std::optional<std::uint64_t> content;  // seed of the pattern; nothing before the first write
+  std::optional<std::uint64_t> content;  // seed of the pattern; nothing if it has no valid bytes
   void* address = nullptr;               // at its last use
 };
 
@@ -91,7 +99,7 @@ class Program {
   using Allocator = spillway::DeviceAllocator<Policies>;
 
   explicit Program(std::uint64_t seed)
-      : random_{seed}, allocator_{device_, options(seed)}, seed_{seed} {
+      : random_{seed}, io_{seed % 2 == 0}, allocator_{device_, options(seed, io_)}, seed_{seed} {
     for (auto& stream : streams_) {
       stream = device_.create_stream();
     }
@@ -124,10 +132,14 @@ class Program {
       } catch (spillway::DeviceError const&) {
         REQUIRE(has_fault_);
         ++faults;
+      } catch (spillway::FileTierError const&) {
+        find_lost();
       }
       disarm();
       if (draw(32) == 0) {
+        plant_file_faults(operations - i < operations / 4);
         device_.run_random(random_());
+        io_.plant({});
       }
       if (i % 4096 == 0) {
         settle();
@@ -148,6 +160,8 @@ class Program {
   std::size_t out_of_memory = 0;
   std::size_t dropped_orphans = 0;
   std::size_t faults = 0;
+  std::size_t losses = 0;            // blocks of which an acquire said that their bytes are lost
+  std::size_t reported_at_step = 0;  // losses that `begin_step` reported
 
  private:
   static constexpr std::size_t capacity_bytes = 1_MiB;
@@ -169,11 +183,13 @@ class Program {
                                        spillway::SimCall::create_physical,
                                        spillway::SimCall::map};
 
-  static typename Allocator::Options options(std::uint64_t seed) {
+  static bool has_file(std::uint64_t seed) { return seed % 5 >= 3; }
+  static typename Allocator::Options options(std::uint64_t seed, FaultyFileIo const& io) {
     typename Allocator::Options options{.capacity_bytes = capacity_bytes};
+    options.file_io = io;
     options.bounce_bytes = 64_KiB;
     options.host.pinned_bytes = 1_MiB;
-    if (seed % 5 == 3) {
+    if (has_file(seed)) {
       options.host.file_bytes = 512_KiB;
       options.host.file = std::filesystem::temp_directory_path().string();
     } else {
@@ -181,7 +197,7 @@ class Program {
     }
     if constexpr (!spillway::AddressableApi<Device>) {
       options.host.pinned_bytes = 0;  // where codecs do nothing
-      (seed % 5 == 3 ? options.host.file_bytes : options.host.pageable_bytes) = 1536_KiB;
+      (has_file(seed) ? options.host.file_bytes : options.host.pageable_bytes) = 1536_KiB;
     }
     options.host.slab_bytes = 256_KiB;
     options.host.staging_bytes = 64_KiB;
@@ -209,9 +225,11 @@ class Program {
   /// Runs everything that is enqueued, and checks that the allocator's own view agrees with the
   /// oracle.
   void settle() {
+    plant_file_faults(false);
     device_.run_all();
+    io_.plant({});
     kernels_.forget();
-    REQUIRE_MESSAGE(kernels_.failures() == 0, kernels_.first_failure());
+    check_reports();
     spillway::Stats const stats = allocator_.stats();
     std::size_t bytes = 0;
     std::size_t requested = 0;
@@ -256,7 +274,7 @@ class Program {
     spillway::Stats const now = allocator_.stats();
     REQUIRE(now.resident.bytes.current <= wanted);
     bool const gives_back_all =
-        options(seed_).grows_in_place || spillway::MappingArena<spillway::ArenaOf<Policies>>;
+        options(seed_, io_).grows_in_place || spillway::MappingArena<spillway::ArenaOf<Policies>>;
     if (gives_back_all && !has_fault_ && !has_recipes_ && !has_codecs_ && leases_.empty() &&
         now.reserved_bytes > wanted) {
       for (Expected const& block : blocks_) {  // the rest does not fit into host memory
@@ -268,6 +286,7 @@ class Program {
   }
 
   void operate() {
+    operands_.clear();
     switch (draw(16)) {
     case 0:
     case 1:
@@ -282,12 +301,15 @@ class Program {
       return;
     case 5:
       if (Expected* block = any_block(); block != nullptr) {
+        operands_.push_back(block->id);
         allocator_.swap_in(block->id);
       }
       return;
     case 6:
       if (draw(16) == 0) {
+        is_at_step_ = true;
         allocator_.begin_step();
+        is_at_step_ = false;
       }
       return;
     case 7:
@@ -372,6 +394,7 @@ class Program {
     }
     auto const stream = any_stream();
     Access const access = access_to(*block);
+    operands_.push_back(block->id);
     auto lease = allocator_.acquire(block->id, access, stream);
     use(*block, access, lease.data(), stream);
     if (draw(8) == 0) {
@@ -387,6 +410,7 @@ class Program {
       if (block != nullptr &&
           std::find(operands.begin(), operands.end(), block) == operands.end()) {
         operands.push_back(block);
+        operands_.push_back(block->id);
         requests.push_back({block->id, access_to(*block)});
       }
     }
@@ -478,7 +502,8 @@ class Program {
       kernels_.check(device_, stream, address, block.bytes, *block.content);
     }
     if (access != Access::read) {
-      block.content = ++contents_;
+      lines_.push_back(access == Access::write ? ++line_count_ : lines_[*block.content]);
+      block.content = lines_.size() - 1;
       kernels_.write(device_, stream, address, block.bytes, *block.content);
     }
   }
@@ -512,6 +537,8 @@ class Program {
           check(block);
         } catch (spillway::OutOfDeviceMemory const&) {
           return false;
+        } catch (spillway::FileTierError const&) {
+          note_lost(block);
         }
         allocator_.deallocate(block.id);
         return true;
@@ -528,17 +555,126 @@ class Program {
     }
   }
 
+  /// Makes some of the next file calls fail, if this program has a file that does. @param of_writes
+  /// whether a write may fail, too, after which the file gets no more blocks
+  void plant_file_faults(bool of_writes) {
+    if (!has_file_faults_ || draw(4) != 0) {
+      return;
+    }
+    FaultyFileIo::Faults planted;
+    planted.failing_from = draw(512_KiB);
+    planted.failing_to = planted.failing_from + (std::uint64_t{4096} << draw(8));
+    planted.read_error = EIO;
+    planted.write_error = of_writes && draw(16) == 0 ? EIO : 0;
+    planted.is_truncated = draw(16) == 0;
+    planted.most_bytes = draw(4) == 0 ? 1000 : planted.most_bytes;
+    io_.plant(planted);
+  }
+
+  /// After an operation that failed because bytes are lost: finds the blocks that have none.
+  void find_lost() {
+    REQUIRE(has_file_faults_);
+    disarm();
+    if (std::exchange(is_at_step_, false)) {
+      ++reported_at_step;
+      are_orphans_told_ = true;
+      return;
+    }
+    for (Expected& block : blocks_) {
+      if (block.content &&
+          std::find(operands_.begin(), operands_.end(), block.id) != operands_.end() &&
+          is_lost(block).value_or(false)) {
+        note_lost(block);
+      }
+    }
+  }
+  /// Returns whether an acquire says that the block's bytes are lost; nothing if it has no room.
+  std::optional<bool> is_lost(Expected const& block) {
+    try {
+      (void)allocator_.acquire(block.id, Access::read, any_stream());
+    } catch (spillway::FileTierError const&) {
+      return true;
+    } catch (std::bad_alloc const&) {
+      return std::nullopt;
+    }
+    return false;
+  }
+  void note_lost(Expected& block) {
+    REQUIRE(is_lost(block) != false);  // each acquire says so
+    told_lines_.insert(lines_[*block.content]);
+    block.content.reset();
+    ++losses;
+  }
+
+  /// Checks that each wrong byte that a kernel saw was reported or is reported now: by `acquire`
+  /// for a block that still has these bytes, else by `begin_step`. A block that was made again by
+  /// its recipe no longer has them.
+  void check_reports() {
+    if (!has_file_faults_) {
+      REQUIRE_MESSAGE(kernels_.failures() == 0, kernels_.first_failure());
+      return;
+    }
+    for (std::uint64_t const content : kernels_.take_failed()) {
+      open_lines_[lines_[content]] = false;
+    }
+    if (std::exchange(are_orphans_told_, false)) {
+      for (auto& [line, is_told] : open_lines_) {
+        is_told = true;
+      }
+    }
+    bool has_orphans = false;
+    std::erase_if(open_lines_, [&](auto const& open) {
+      std::uint64_t const line = open.first;
+      CAPTURE(line);
+      auto const block = std::find_if(blocks_.begin(), blocks_.end(), [&](Expected const& one) {
+        return one.content && lines_[*one.content] == line;
+      });
+      if (block != blocks_.end()) {
+        leases_.clear();
+        std::optional<bool> const answer = is_lost(*block);
+        if (!answer) {
+          return false;
+        }
+        if (*answer) {
+          note_lost(*block);
+        } else {
+          check(*block);
+          device_.run_all();
+          REQUIRE(kernels_.take_failed().empty());
+        }
+      }
+      has_orphans = has_orphans || !(open.second || told_lines_.contains(line));
+      return true;
+    });
+    if (has_orphans) {
+      REQUIRE_THROWS_AS(allocator_.begin_step(), spillway::FileTierError);
+      ++reported_at_step;
+    }
+  }
+
   std::mt19937_64 random_;
+  FaultyFileIo io_;
   support::PatternKernels kernels_;  // before the device, whose end runs what is enqueued
   Device device_{{.capacity_bytes = capacity_bytes + 64_KiB, .granularity_bytes = page_bytes}};
   Allocator allocator_;
   std::array<typename Device::stream_type, 3> streams_{};
   std::vector<Expected> blocks_;
   std::vector<typename Allocator::lease_type> leases_;
-  std::uint64_t contents_ = 0;
+  std::vector<BlockId> operands_;  // of this operation
+  // By content: the line that it belongs to, which begins when a block is overwritten as a whole.
+  // If bytes are lost, so is all that is made of them in place.
+  std::vector<std::uint64_t> lines_;
+  std::uint64_t line_count_ = 0;
+  std::unordered_set<std::uint64_t> told_lines_;  // of which an `acquire` said that they are lost
+  // Lines of wrong bytes that a kernel saw and that are not settled yet, and whether `begin_step`
+  // has reported losses since.
+  std::map<std::uint64_t, bool> open_lines_;
+  bool are_orphans_told_ = false;  // `begin_step` has reported losses since the last check
+  bool is_at_step_ = false;
   std::uint64_t seed_;
   bool has_recipes_ = seed_ % 2 == 0;
   bool has_codecs_ = seed_ % 3 != 1;
+  bool has_file_faults_ = seed_ % 5 == 4;
   std::size_t capacity_in_force_ = capacity_bytes;
   bool has_fault_ = false;  // a device call of this operation fails
 };
@@ -569,7 +705,9 @@ TEST_SUITE("allocator_model") {
                       << " swap-ins, " << stats.drops.count << " drops, " << stats.moves.count
                       << " moves, " << stats.recomputations.count << " recomputations, "
                       << program.dropped_orphans << " dropped orphans seen, " << program.faults
-                      << " faults, " << program.out_of_memory << " out of memory");
+                      << " faults, " << program.out_of_memory << " out of memory, "
+                      << program.losses << " blocks lost, " << program.reported_at_step
+                      << " losses reported by begin_step");
       // The program must have done the things that this test is for.
       CHECK(program.kernels().checks() > operations_per_program() / 10);
       CHECK(stats.swap_outs.count > 0);
@@ -582,6 +720,8 @@ TEST_SUITE("allocator_model") {
       encoded_raw_bytes += host.encoded_raw_bytes;
       encoded_stored_bytes += host.encoded_stored_bytes;
       CHECK(program.faults > 0);
+      CHECK((program.losses > 0) == (seed % 5 == 4));
+      CHECK((program.reported_at_step > 0) == (seed % 5 == 4));
       CHECK(program.out_of_memory > 0);
     }
     // A single program may have hardly any blocks that become smaller.

@@ -21,7 +21,7 @@ struct Link {
   ModelApi device{{.capacity_bytes = 64_MiB, .link_bytes_per_second = 1'000'000'000}};
   StreamOrder<ModelApi> order{device};
   HostSwapPool<ModelApi> pool{device, order, {.pinned_bytes = 64_MiB}};
-  detail::CopyStreams<ModelApi> streams{device, order, pool};
+  detail::CopyStreams<ModelApi, SystemFileIo> streams{device, order, pool};
   std::byte* memory = static_cast<std::byte*>(device.try_reserve(32_MiB));
   std::vector<Transfer> transfers;
   std::vector<HostSlotId> slots;

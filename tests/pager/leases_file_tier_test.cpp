@@ -184,6 +184,25 @@ TEST_SUITE("pager") {
     Buffer buffer{bench.allocator, Bench::block_bytes};
     bench.write(buffer, 1);
     bench.swap_out_and_lose(buffer);
+    buffer.swap_in();
+    bench.write(buffer, 2);
+    buffer.swap_out();
+    bench.device.run_all();
+
+    bench.check(buffer, 2);
+    bench.run();
+    bench.check(buffer, 2);
+    bench.run();
+    CHECK(bench.kernels.checks() == 2);
+    bench.allocator.begin_step();
+  }
+
+  TEST_CASE("DeviceAllocator: a swap-in that fails after its block was overwritten is reported "
+            "if a lease could read its bytes before") {
+    Bench bench;
+    Buffer buffer{bench.allocator, Bench::block_bytes};
+    bench.write(buffer, 1);
+    bench.swap_out_and_lose(buffer);
     (void)buffer.acquire(Access::read, bench.stream());
     bench.write(buffer, 2);
     buffer.swap_out();
@@ -194,6 +213,7 @@ TEST_SUITE("pager") {
     bench.check(buffer, 2);
     bench.run();
     CHECK(bench.kernels.checks() == 2);
+    CHECK_THROWS_AS(bench.allocator.begin_step(), FileTierError);
     bench.allocator.begin_step();
   }
 

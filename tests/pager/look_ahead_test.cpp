@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/error.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device_allocator.hpp>
@@ -6,9 +7,11 @@
 #include <spillway/policy/null_policies.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/swappable_buffer.hpp>
+#include <spillway/testing/faulty_file_io.hpp>
 
 #include <doctest/doctest.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -19,12 +22,16 @@
 
 #include <support/pager_bench.hpp>
 #include <support/pattern.hpp>
+#include <support/temporary_folder.hpp>
 
 namespace {
 
 using namespace spillway::literals;
 using spillway::Access;
+using spillway::FileTierError;
+using spillway::HostTier;
 using spillway::Residency;
+using spillway::testing::FaultyFileIo;
 using support::PagerBench;
 using support::Plain;
 using support::Scheduled;
@@ -55,6 +62,7 @@ struct ByWish : spillway::NoPrefetch {
 
 struct Wishful : Plain {
   using prefetch = ByWish;
+  using file_io = FaultyFileIo;
 };
 
 /// Blocks on the host, and a resident one whose acquire makes the allocator look ahead.
@@ -64,8 +72,9 @@ struct WishBench {
 
   explicit WishBench(std::vector<std::size_t> const& sizes,
                      bool is_prefetching = true,
-                     double prefetched_part = 1.0)
-      : allocator{device, options(is_prefetching, prefetched_part)} {
+                     double prefetched_part = 1.0,
+                     HostTier tier = HostTier::pinned)
+      : allocator{device, options(is_prefetching, prefetched_part, tier)} {
     for (std::size_t const bytes : sizes) {
       away.push_back(std::make_unique<Buffer>(allocator, bytes));
       auto const lease = away.back()->acquire(Access::write, stream);
@@ -81,11 +90,19 @@ struct WishBench {
   WishBench& operator=(WishBench const&) = delete;
   ~WishBench() { allocator.retire_stream(stream); }
 
-  [[nodiscard]] Allocator::Options options(bool is_prefetching, double prefetched_part) const {
+  [[nodiscard]] Allocator::Options
+  options(bool is_prefetching, double prefetched_part, HostTier tier) const {
     Allocator::Options options{.capacity_bytes = 256_KiB};
     options.bounce_bytes = 0;
-    options.host.pinned_bytes = 1_MiB;
-    options.host.initial_pinned_bytes = 1_MiB;
+    if (tier == HostTier::file) {
+      options.host.file = folder.path().string();
+      options.host.file_bytes = 1_MiB;
+      options.host.staging_bytes = 64_KiB;
+      options.file_io = io;
+    } else {
+      options.host.pinned_bytes = 1_MiB;
+      options.host.initial_pinned_bytes = 1_MiB;
+    }
     options.prefetch = ByWish{wishes};
     options.paging.prefetching = is_prefetching;
     options.paging.prefetched_part = prefetched_part;
@@ -117,6 +134,8 @@ struct WishBench {
     return kernels.failures() == 0 && kernels.checks() == away.size();
   }
 
+  TemporaryFolder folder;
+  FaultyFileIo io;
   Wishes wishes;
   support::PatternKernels kernels;
   StubbornDevice device{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB}};
@@ -177,6 +196,23 @@ TEST_SUITE("pager") {
       CHECK(bench.are_whole());
       CHECK(bench.allocator.stats().prefetch_hits == (is_prefetching ? 2 : 0));
     }
+  }
+
+  TEST_CASE("LookAhead: a block whose bytes are lost stays away, and its owner is still told") {
+    WishBench bench{{64_KiB, 64_KiB}, true, 1.0, HostTier::file};
+    bench.io.plant({.read_error = EIO, .failing_to = 64_KiB});
+    (void)bench.away[0]->acquire(Access::read, bench.stream);
+    bench.device.run_all();
+    bench.io.plant({});
+    bench.away[0]->swap_out();
+    CHECK(bench.back() == std::vector{false, true});
+
+    bench.away[1]->swap_out();
+    bench.look_ahead();
+    CHECK(bench.back() == std::vector{false, true});
+
+    (void)bench.away[0]->acquire(Access::write, bench.stream);
+    CHECK_THROWS_AS(bench.allocator.begin_step(), FileTierError);
   }
 
   TEST_CASE("LookAhead: the bytes that come in ahead of need stay within the policy's limit") {

@@ -11,6 +11,8 @@
 #include <deque>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace support {
 
@@ -41,6 +43,12 @@ class PatternKernels {
 
   [[nodiscard]] std::uint64_t checks() const noexcept { return checks_; }
   [[nodiscard]] std::uint64_t failures() const noexcept { return failures_; }
+  /// Returns the seeds of the patterns that checks did not find since the last call, one for each
+  /// such check.
+  [[nodiscard]] std::vector<std::uint64_t> take_failed() {
+    std::scoped_lock const lock{mutex_};
+    return std::exchange(failed_, {});
+  }
   [[nodiscard]] std::string first_failure() const {
     std::scoped_lock const lock{mutex_};
     return first_failure_;
@@ -94,6 +102,7 @@ class PatternKernels {
 
   void note_failure(Task const& task, std::size_t at) noexcept {
     std::scoped_lock const lock{mutex_};
+    failed_.push_back(task.seed);
     if (failures_++ == 0) {
       first_failure_ = "content " + std::to_string(task.seed) + " of " +
                        std::to_string(task.bytes) + " bytes is wrong at byte " + std::to_string(at);
@@ -104,6 +113,7 @@ class PatternKernels {
   std::deque<Task> tasks_;  // a deque, so that tasks stay where streams expect them
   std::atomic<std::uint64_t> checks_{0};
   std::atomic<std::uint64_t> failures_{0};
+  std::vector<std::uint64_t> failed_;
   std::string first_failure_;
 };
 

@@ -5,6 +5,7 @@
 #include <spillway/concepts/compaction_policy.hpp>
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/eviction_policy.hpp>
+#include <spillway/concepts/file_io_api.hpp>
 #include <spillway/concepts/fit_policy.hpp>
 #include <spillway/concepts/observer.hpp>
 #include <spillway/concepts/prefetch_policy.hpp>
@@ -41,6 +42,8 @@ concept LockPolicy = std::default_initializable<L> && requires(L lock) {
 /// | `recompute`  | which blocks are made again by their  | `TunedRecompute`, `NoRecompute`,     |
 /// |              | recipes instead of copied             | `RecomputeIfCheaper`,                |
 /// |              |                                       | `AlwaysRecompute`                    |
+/// | `file_io`    | how the file tier's file is accessed  | `SystemFileIo`, `PosixFileIo`,       |
+/// |              |                                       | `IoUringFileIo`, `CuFileIo`          |
 /// | `lock`       | how threads exclude each other        | `std::mutex`, `NullLock`             |
 /// | `observer`   | who receives records                  | `NullObserver`, `Timeline`,          |
 /// |              |                                       | `NvtxMarks`                          |
@@ -48,7 +51,7 @@ template <class S>
 concept PolicySet = DeviceApi<typename S::device> && FitPolicy<typename S::fit> &&
     CompactionPolicy<typename S::compaction> && Arena<ArenaOf<S>> &&
     EvictionPolicy<typename S::eviction> && PrefetchPolicy<typename S::prefetch> &&
-    RecomputePolicy<typename S::recompute> && LockPolicy<typename S::lock> &&
-    Observer<typename S::observer>;
+    RecomputePolicy<typename S::recompute> && FileIoApi<typename S::file_io> &&
+    LockPolicy<typename S::lock> && Observer<typename S::observer>;
 
 }  // namespace spillway

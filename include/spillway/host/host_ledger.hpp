@@ -61,6 +61,9 @@ struct FileFailure {
   bool was_read = false;     // after that write was refused, a read of the slot has run
   bool is_direct = false;    // a write was refused whose bytes were only on the device
   bool is_encoding = false;  // no call failed, but the encoded bytes are not what was written
+
+  /// Whether wrong bytes have been read from the slot.
+  [[nodiscard]] bool has_reached_owner() const noexcept { return is_read || was_read; }
 };
 
 /// Bytes that the file refused and that are kept in memory instead.
@@ -93,8 +96,10 @@ struct HostSlot {
   std::optional<FileFailure> failure;
   bool is_failure_told = false;  // the failure was reported to the owner of the slot
   // How often the owner has overwritten what it had read from here. Failures of transfers that were
-  // enqueued before that concern nobody.
+  // enqueued before that no longer concern the owner.
   std::uint32_t version = 0;
+  // Reads of versions below this one may have given wrong bytes to work that used them.
+  std::uint32_t used_versions = 0;
   // The slot that took the place of this one before the reads of this one had run. If one of them
   // fails, the bytes in the heir are wrong, too. So the record of the heir stays until they have
   // run (`unfinished_ancestors`).
@@ -361,11 +366,21 @@ class BasicHostLedger {
       version = loser->heir_version;
       loser = loser->heir;
     }
+    if (version < loser->used_versions && (failure.has_reached_owner() || loser->read_jobs != 0)) {
+      orphan_failure_ = failure;
+    }
   }
   /// Forgets the failures of all transfers of a slot that have been enqueued, since the owner has
-  /// overwritten what it read.
-  static void forget_failures(HostSlot& slot) noexcept {
+  /// overwritten what it read. If work may have used that before, a failure is still a loss.
+  void forget_failures(HostSlot& slot, bool was_used) noexcept {
     ++slot.version;
+    if (was_used) {
+      slot.used_versions = slot.version;
+      if (slot.failure && !slot.is_failure_told &&
+          (slot.failure->has_reached_owner() || slot.has_unfinished_reads())) {
+        orphan_failure_ = slot.failure;
+      }
+    }
     slot.failure.reset();
     slot.is_failure_told = false;
   }

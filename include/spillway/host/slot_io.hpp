@@ -187,9 +187,8 @@ class SlotIo {
   }
 
   /// @throws FileTierError if the slot has lost bytes
-  void throw_if_failed(HostSlot& slot) const {
+  void throw_if_failed(HostSlot const& slot) const {
     if (slot.failure) {
-      slot.is_failure_told = true;
       throw_lost(*slot.failure);
     }
   }
@@ -470,7 +469,7 @@ class SlotIo {
   /// If an earlier write of the slot has lost its bytes, this read has got others.
   void note_read_of_lost_write(Job const& job) noexcept {
     std::scoped_lock const lock{*mutex_};
-    if (job.slot->failure && !job.slot->failure->is_read && !job.slot->failure->was_read) {
+    if (job.slot->failure && !job.slot->failure->has_reached_owner()) {
       FileFailure failure = *job.slot->failure;
       failure.was_read = true;
       ledger_->note_failure(*job.slot, job.slot_version, failure);

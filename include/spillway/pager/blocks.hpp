@@ -63,6 +63,7 @@ class Blocks {
  public:
   using Device = typename Policies::device;
   using Arena = ArenaOf<Policies>;
+  using Pool = HostSwapPool<Device, typename Policies::file_io>;
   using Eviction = typename Policies::eviction;
   using Recompute = typename Policies::recompute;
   using Prefetcher = StreamPrefetcher<typename Policies::prefetch>;
@@ -77,7 +78,7 @@ class Blocks {
   /// The arguments are not owned and must outlive this object.
   Blocks(Device& device,
          Arena& arena,
-         HostSwapPool<Device>& pool,
+         Pool& pool,
          Prefetcher& prefetcher,
          Journal<Policies>& journal,
          MonitorType& monitor,
@@ -424,7 +425,9 @@ class Blocks {
         note_host_slot(id, block);
       }
       if (access == Access::write && std::exchange(block.is_read_unchecked, false)) {
-        pool_.forget_failures(block.host);  // the bytes that were swapped in concern nobody now
+        // The bytes that were swapped in matter only if a lease before this one could read them.
+        bool const is_first = state == BlockState::prefetched || state == BlockState::arriving;
+        pool_.forget_failures(block.host, !is_first);
       }
       if (state == BlockState::filling) {
         block.filler = nullptr;
@@ -728,7 +731,7 @@ class Blocks {
 
   Device& device_;
   Arena& arena_;
-  HostSwapPool<Device>& pool_;
+  Pool& pool_;
   Prefetcher& prefetcher_;
   Journal<Policies>& journal_;
   MonitorType& monitor_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/device_api.hpp>
+#include <spillway/concepts/file_io_api.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/host/host_tier.hpp>
 #include <spillway/host_swap_pool.hpp>
@@ -19,11 +20,13 @@ namespace spillway::detail {
 ///
 /// Threads  thread-safe.
 /// Streams  work on the three streams is ordered by fences only.
-template <DeviceApi Device>
+template <DeviceApi Device, FileIoApi FileIo>
 class CopyStreams {
  public:
+  using Pool = HostSwapPool<Device, FileIo>;
+
   /// The arguments are not owned and must outlive this object. @throws DeviceError
-  CopyStreams(Device& device, StreamOrder<Device>& order, HostSwapPool<Device>& pool)
+  CopyStreams(Device& device, StreamOrder<Device>& order, Pool& pool)
       : order_{order},
         pool_{pool},
         out_{device, order},
@@ -95,7 +98,7 @@ class CopyStreams {
   }
 
   StreamOrder<Device>& order_;
-  HostSwapPool<Device>& pool_;
+  Pool& pool_;
   OwnedStream<Device> out_;
   OwnedStream<Device> in_;
   OwnedStream<Device> moves_;

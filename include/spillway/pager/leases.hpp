@@ -41,13 +41,14 @@ template <PolicySet Policies>
 class Leases {
  public:
   using Device = typename Policies::device;
+  using Pool = typename Blocks<Policies>::Pool;
   using MonitorType = Monitor<typename Policies::lock>;
   using stream_type = typename Device::stream_type;
 
   /// The arguments are not owned and must outlive this object.
   Leases(Device& device,
          StreamOrder<Device>& order,
-         HostSwapPool<Device>& pool,
+         Pool& pool,
          typename Blocks<Policies>::Prefetcher& prefetcher,
          Blocks<Policies>& blocks,
          Transfers<Policies>& transfers,
@@ -337,11 +338,17 @@ class Leases {
       if (block.is_resident() || block.is_in_transit()) {
         continue;
       }
+      auto const needs_copy = [&] {
+        return block.state() == BlockState::on_host && request.access != Access::write;
+      };
+      if (needs_copy()) {
+        pool_.check(block.host);
+      }
       std::optional<Placement> const placement = reclaimer_.take_range(block.bytes, request.id);
       if (!placement) {
         continue;
       }
-      if (block.state() != BlockState::on_host || request.access == Access::write) {
+      if (!needs_copy()) {
         blocks_.place(request.id, *placement, use, &group);
       } else {
         blocks_.begin_swap_in(request.id);
@@ -482,9 +489,13 @@ class Leases {
       failure = std::current_exception();
     }
     Ticket const done = order_.mark(on);
-    for (LeaseRequest const& request : requests) {
-      --blocks_.at(request.id).granted;
-      blocks_.at(request.id).used.add(done);  // even after a failure: part may have been enqueued
+    for (LeaseRequest const& request : requests) {  // even after a failure: part may be enqueued
+      BlockRecord& used = blocks_.at(request.id);
+      --used.granted;
+      used.used.add(done);
+      if (request.access == Access::read) {
+        blocks_.use(request.id, used, Access::read);
+      }
     }
     if (failure) {
       std::rethrow_exception(failure);
@@ -574,9 +585,9 @@ class Leases {
       if (is_prefetched) {
         journal_.prefetch_used(has_arrived);
       }
-      if (has_arrived && is_read_unchecked && block.is_read_unchecked) {
-        pool_.check(block.host);
-        block.is_read_unchecked = false;
+      if (is_read_unchecked && block.is_read_unchecked) {
+        pool_.check(block.host);  // a failure may be known before the arrival is
+        block.is_read_unchecked = !has_arrived;
       }
     }
   }
@@ -629,7 +640,7 @@ class Leases {
 
   Device& device_;
   StreamOrder<Device>& order_;
-  HostSwapPool<Device>& pool_;
+  Pool& pool_;
   typename Blocks<Policies>::Prefetcher& prefetcher_;
   Blocks<Policies>& blocks_;
   Transfers<Policies>& transfers_;

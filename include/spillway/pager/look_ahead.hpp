@@ -121,7 +121,8 @@ class LookAhead {
     }
     auto const want = [&](BlockId id, std::uint64_t next_use) {
       BlockRecord const* const block = blocks_.find(id);
-      if (block == nullptr || block->state() != BlockState::on_host || !blocks_.may_return(id)) {
+      if (block == nullptr || block->state() != BlockState::on_host || !blocks_.may_return(id) ||
+          transfers_.has_failed(*block)) {
         return true;
       }
       inflight_bytes += block->bytes;

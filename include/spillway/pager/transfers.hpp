@@ -39,6 +39,8 @@ class Transfers {
  public:
   using Device = typename Policies::device;
   using Arena = typename Blocks<Policies>::Arena;
+  using Pool = typename Blocks<Policies>::Pool;
+  using Streams = CopyStreams<Device, typename Policies::file_io>;
   using MonitorType = Monitor<typename Policies::lock>;
 
   static constexpr unsigned char poison_byte = 0xD5;
@@ -48,8 +50,8 @@ class Transfers {
   Transfers(Device& device,
             StreamOrder<Device>& order,
             Arena& arena,
-            HostSwapPool<Device>& pool,
-            CopyStreams<Device>& streams,
+            Pool& pool,
+            Streams& streams,
             Blocks<Policies>& blocks,
             Journal<Policies>& journal,
             MonitorType& monitor,
@@ -81,6 +83,9 @@ class Transfers {
   [[nodiscard]] bool has_lost_bytes(BlockRecord const& block) {
     return block.is_read_unchecked && pool_.has_lost_bytes(block.host);
   }
+
+  /// Whether the bytes of a block on the host are known to be lost, so that its swap-in would fail.
+  [[nodiscard]] bool has_failed(BlockRecord const& block) { return pool_.has_failed(block.host); }
 
   /// Whether the host pool might have room for a block that must be copied, after `spare_bytes` in
   /// it were freed.
@@ -226,7 +231,8 @@ class Transfers {
       if (departure.may_leave && (is_copied || !departure.needs_copy)) {
         freed += departure.block->bytes;
         if (!is_copied && !departure.block->is_clean() && departure.block->host != HostSlotId{}) {
-          pool_.forget_failures(departure.block->host);  // its slot holds outdated bytes
+          // Its slot holds outdated bytes, which a lease could read before it was written.
+          pool_.forget_failures(departure.block->host, departure.block->is_read_unchecked);
           give_up_host_copy(*departure.block);
         }
         blocks_.commit_swap_out(
@@ -523,8 +529,8 @@ class Transfers {
   Device& device_;
   StreamOrder<Device>& order_;
   Arena& arena_;
-  HostSwapPool<Device>& pool_;
-  CopyStreams<Device>& streams_;
+  Pool& pool_;
+  Streams& streams_;
   Blocks<Policies>& blocks_;
   Journal<Policies>& journal_;
   MonitorType& monitor_;

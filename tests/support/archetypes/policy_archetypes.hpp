@@ -23,6 +23,8 @@
 #include <string_view>
 #include <vector>
 
+#include <support/archetypes/file_io_archetype.hpp>
+
 /// Policies and a device that have only what their concepts require: a template that compiles with
 /// them uses nothing else. They work, so it can be run, too.
 namespace spillway::test {
@@ -240,6 +242,7 @@ struct PoliciesArchetype {
   using eviction = EvictionArchetype;
   using prefetch = PrefetchArchetype;
   using recompute = RecomputeArchetype;
+  using file_io = FileIoArchetype;
   using lock = LockArchetype;
   using observer = ObserverArchetype;
 };
