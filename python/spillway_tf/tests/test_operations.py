@@ -34,6 +34,23 @@ def test_numpy_gets_a_copy_and_the_tensor_may_leave_again(lms, evicted):
         assert np.array_equal(array, a)
 
 
+def test_buffers_are_read_only_and_live_as_long_as_they_are_used(lms, evicted):
+    x = random(512, 512)
+    a, = evicted(x)
+    array = np.frombuffer(x, np.float32)
+    later = [np.full((512, 512), 7, np.float32) for _ in range(5)]  # would get the memory of a buffer that was freed
+    lms.evict()
+    assert lms.is_away(x)
+    assert np.array_equal(array.reshape(512, 512), a) and later
+    assert memoryview(x).readonly
+    for view in (array, np.asarray(memoryview(x)), np.asarray(x)):
+        with pytest.raises(ValueError, match="read-only"):
+            view[...] = 0
+    with pytest.raises(TypeError, match="not writable"):
+        ctypes.c_char.from_buffer(x)
+    assert np.array_equal(x.numpy(), a)
+
+
 @pytest.mark.parametrize("part", [slice(256, None), slice(3, 4), 7])
 def test_numpy_of_a_part_that_shares_its_memory(lms, evicted, part):
     x = random(512, 512)
