@@ -3,6 +3,7 @@
 import copy
 import ctypes
 import pickle
+import tempfile
 import threading
 
 import numpy as np
@@ -431,6 +432,38 @@ for reduce in data.reduce, tf.function(data.reduce):
     print(int(reduce(tf.constant(0, tf.int64), add)), float(tf.reduce_sum(v)) / 256**2)
 """)
     assert done.stdout.split() == ["10", "5.0", "10", "10.0"], done.stderr[-2000:]
+
+
+def test_a_function_that_shards_a_saved_data_set_uses_variables(script):
+    done = script("""
+import tensorflow as tf, spillway_tf
+spillway_tf.install(limit=64 << 20, least_bytes=512)
+spillway_tf.set_lms_enabled(True)
+v, table = tf.Variable(tf.zeros((256, 256))), tf.Variable(tf.range(256, dtype=tf.int64) % 2)
+
+def count(i):
+    v.assign_add(tf.ones((256, 256)))
+    return tf.gather(table, i)
+data = tf.data.Dataset.range(5)
+data.save("eager", shard_func=count)
+tf.function(lambda: data.save("graph", shard_func=count) and None)()
+for name in "eager", "graph":
+    print(sorted(tf.data.Dataset.load(name).as_numpy_iterator()) == list(range(5)))
+print(float(tf.reduce_sum(v)) / 256**2)
+""")
+    assert done.stdout.split() == ["True", "True", "10.0"], done.stderr[-2000:]
+
+
+def test_what_a_saved_data_set_caches_does_not_count():
+    data = tf.data.Dataset.range(16).map(lambda i: tf.fill((64, 1024), tf.cast(i, tf.float32))).batch(4).cache()
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False  # else the batches are made by other threads
+    options.autotune.enabled = False
+    options.experimental_optimization.inject_prefetch = False
+    before = spillway_tf.get_num_allocs()
+    with tempfile.TemporaryDirectory() as folder:
+        data.with_options(options).save(folder)
+    assert spillway_tf.get_num_allocs() == before
 
 
 def test_arrays_that_python_functions_keep(lms, evicted):

@@ -25,6 +25,13 @@ TEST_SUITE("object_order") {
     Right const has_none{order, {}};
   }
 
+  TEST_CASE("ObjectOrder: a use does not wait for one that its own thread has begun") {
+    ObjectOrder order;
+    int const object = 0;
+    Right const outer{order, {{&object, true}}};
+    Right const inner{order, {{&object, true}}};
+  }
+
   TEST_CASE("ObjectOrder: a change of an object runs alone, and no thread waits for ever") {
     ObjectOrder order;
     std::array<int, 2> counts{};

@@ -6,6 +6,7 @@
 #include <list>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -24,13 +25,15 @@ struct ObjectUse {
 /// This is needed since an operation that changes an object may replace the object's memory. If
 /// another operation had looked up the memory before that, it would lease the old memory and work
 /// on the new. Operations that have objects in common begin in the order in which they asked, so
-/// the first one that waits can always continue.
+/// the first one that waits can always continue. An operation does not wait for one that its own
+/// thread has begun and not ended, since that one waits for it.
 ///
 /// Threads  thread-safe.
 /// Cost     a lock and a walk over the operations that run or wait now.
 class ObjectOrder {
  public:
-  /// The right of one operation to use its objects. The right ends when this object is destroyed.
+  /// The right of one operation to use its objects. It ends when this object is destroyed, which
+  /// the thread that made it has to do.
   class Right {
    public:
     /// Waits until the right is granted. Does not wait for an operation without objects.
@@ -40,7 +43,7 @@ class ObjectOrder {
         place_ = order_.rights_.insert(order_.rights_.end(), this);
         order_.changed_.wait(lock, [this] {
           return std::none_of(order_.rights_.begin(), place_, [this](Right const* earlier) {
-            return is_in_conflict(*earlier);
+            return earlier->thread_ != thread_ && is_in_conflict(*earlier);
           });
         });
       }
@@ -68,6 +71,7 @@ class ObjectOrder {
 
     ObjectOrder& order_;
     std::vector<ObjectUse> uses_;
+    std::thread::id thread_ = std::this_thread::get_id();
     std::list<Right*>::iterator place_;
   };
 

@@ -155,7 +155,7 @@ enum class OperationKind : std::uint8_t {
 /// Whether an operation, before it returns, runs other operations (on any thread) or waits for
 /// some.
 [[nodiscard]] inline bool calls_back(std::string_view name) noexcept {
-  static constexpr std::array<std::string_view, 23> those{
+  static constexpr std::array<std::string_view, 24> those{
       "Batch",
       "BatchFunction",
       "EagerPyFunc",
@@ -172,6 +172,7 @@ enum class OperationKind : std::uint8_t {
       "PyFunc",
       "PyFuncStateless",
       "ReduceDataset",
+      "SaveDataset",
       "Stage",
       "StagePeek",
       "Unbatch",
@@ -209,7 +210,7 @@ enum class OperationKind : std::uint8_t {
 /// not memory of the operation: a cache or a buffer of the pipeline may keep it.
 [[nodiscard]] inline bool runs_pipeline(std::string_view name) noexcept {
   return name.starts_with("IteratorGetNext") || name == "DatasetToSingleElement" ||
-         name == "MakeIterator" || name == "ReduceDataset";
+         name == "MakeIterator" || name == "ReduceDataset" || name == "SaveDataset";
 }
 
 /// Whether an operation is part of a program's computation, so that only operations use its
