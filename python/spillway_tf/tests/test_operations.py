@@ -595,6 +595,25 @@ def test_variables_of_a_checkpoint_need_not_fit_together(tmp_path, lms):
     assert all(np.all(in_file.get_tensor(str(i)) == i) for i in range(48))
 
 
+def test_a_checkpoint_with_an_iterator_lets_its_variables_leave_and_may_exceed_the_limit(tmp_path, lms):
+    iterator = iter(tf.data.Dataset.range(100).batch(3))
+    next(iterator)
+    checkpoint = tf.train.Checkpoint(weights=[tf.Variable(tf.fill((512, 512), float(i))) for i in range(16)], iterator=iterator)
+    for limit, last in (None, 5), (8 << 20, 8):
+        if limit:
+            spillway_tf.set_lms_limit(limit)
+        path = checkpoint.save(str(tmp_path / "checkpoint"))
+        next(iterator)
+        for weight in checkpoint.weights:
+            weight.assign(tf.zeros((512, 512)))
+        checkpoint.restore(path)
+        assert spillway_tf.get_bytes_fixed() == 0
+        lms.evict()
+        assert all(map(lms.is_away, checkpoint.weights))
+        assert [float(weight[7, 7]) for weight in checkpoint.weights] == list(range(16))
+        assert next(iterator)[-1] == last
+
+
 def test_the_weights_of_a_model_that_exceeds_the_limit_are_saved_and_loaded(tmp_path):
     spillway_tf.set_lms_limit(12 << 20)
     models = [tf.keras.Sequential([tf.keras.Input((512,)), *(tf.keras.layers.Dense(512) for _ in range(20))]) for _ in "ab"]

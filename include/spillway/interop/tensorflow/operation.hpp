@@ -185,14 +185,6 @@ enum class OperationKind : std::uint8_t {
   return name.starts_with("Collective") || std::binary_search(those.begin(), those.end(), name);
 }
 
-/// Whether an operation that uses a resource other than a variable reads its operands, and copies
-/// what it keeps of them.
-[[nodiscard]] inline bool copies_what_it_keeps(std::string_view name) noexcept {
-  return name == "LookupTableFindV2" || name == "LookupTableInsertV2" ||
-         name == "WriteAudioSummary" || name == "WriteHistogramSummary" ||
-         name == "WriteImageSummary" || name == "WriteScalarSummary";
-}
-
 /// Whether an operation reads a checkpoint. Its results need not fit together: they are made in
 /// memory of the other allocator, the large ones by threads of the operation, and are moved one by
 /// one when the operation ends.
@@ -204,6 +196,17 @@ enum class OperationKind : std::uint8_t {
 /// they do not, it is given copies in memory of the other allocator, which are made one by one.
 [[nodiscard]] inline bool writes_checkpoint(std::string_view name) noexcept {
   return name == "SaveV2";
+}
+
+/// Whether an operation copies what it keeps of its operands, and nothing else keeps its results,
+/// although a resource other than a variable or a variant of an unknown kind is among them.
+///
+/// A checkpoint with an iterator has such a variant, which is encoded as bytes when it is written.
+[[nodiscard]] inline bool copies_what_it_keeps(std::string_view name) noexcept {
+  return reads_checkpoint(name) || writes_checkpoint(name) || name == "LookupTableFindV2" ||
+         name == "LookupTableInsertV2" || name == "WriteAudioSummary" ||
+         name == "WriteHistogramSummary" || name == "WriteImageSummary" ||
+         name == "WriteScalarSummary";
 }
 
 /// Whether an operation may run an input pipeline on its own thread. What the pipeline allocates is
@@ -311,7 +314,9 @@ template <class Site>
 class Operands {
  public:
   Operands(tf::OpKernelContext& context, OperationKind kind)
-      : kind_{kind}, captures_{kind == OperationKind::gives_away} {
+      : kind_{kind},
+        may_keep_{!copies_what_it_keeps(context.op_kernel().type_string_view())},
+        captures_{kind == OperationKind::gives_away} {
     for (tf::TensorValue const& value : context.params()->inputs) {
       if (value.tensor == nullptr) {
         continue;
@@ -352,7 +357,8 @@ class Operands {
     for (int i = 0; i < context.num_outputs(); ++i) {
       if (tf::Tensor const* const tensor = context.mutable_output(i)) {
         bool const is_known = for_each_plain(*tensor, add_address);
-        captures_ = captures_ || !is_known;  // such as a data set, which keeps its operands
+        // Of an unknown kind is, for example, a data set, which keeps its operands.
+        captures_ = captures_ || (!is_known && may_keep_);
       }
     }
     for (auto const& variable : variables_) {
@@ -374,7 +380,7 @@ class Operands {
     } else if (tensor.dtype() == tf::DT_VARIANT) {
       bool const is_known =
           for_each_plain(tensor, [this](tf::Tensor const& part) { add_plain(part); });
-      captures_ = captures_ || !is_known;
+      captures_ = captures_ || (!is_known && may_keep_);
     } else {
       add_plain(tensor);
     }
@@ -404,7 +410,7 @@ class Operands {
   void add_resource(tf::OpKernelContext& context, tf::ResourceHandle const& handle) {
     if (handle.hash_code() != tf::TypeIndex::Make<tf::Var>().hash_code()) {
       // Other resources, such as tables, queues and iterators, may keep the operands.
-      captures_ = captures_ || !copies_what_it_keeps(context.op_kernel().type_string_view());
+      captures_ = captures_ || may_keep_;
       return;
     }
     tf::core::RefCountPtr<tf::Var> variable;
@@ -442,6 +448,7 @@ class Operands {
   }
 
   OperationKind kind_;
+  bool may_keep_;  // its resources and variants of unknown kinds, of what it is given
   bool captures_;
   std::vector<framework::BufferUse> uses_;
   std::vector<tf::core::RefCountPtr<tf::TensorBuffer>> held_;
@@ -565,6 +572,15 @@ class Operation {
   }
   [[nodiscard]] bool must_keep() const noexcept { return !is_program_ || operands_.captures(); }
   [[nodiscard]] std::string const& name() const { return context_->op_kernel().name(); }
+  /// Whether one of the tensors in a list or an optional value may have been swapped out.
+  [[nodiscard]] static bool has_buffer(tf::Tensor const& tensor) {
+    bool has_any = false;
+    (void)for_each_plain(tensor, [&has_any](tf::Tensor const& part) {
+      void* const p = base_of(part);
+      has_any = has_any || (p != nullptr && Site::may_own(p));
+    });
+    return has_any;
+  }
   /// Gives the operation copies of its operands. Each operand is resident only while it is copied.
   ///
   /// @returns as `BufferLeases::try_enter`
@@ -574,7 +590,10 @@ class Operation {
     copies_.reserve(inputs_.size());  // so that the copies keep their addresses
     for (tf::TensorValue& value : inputs_) {
       if (value.tensor != nullptr && value.tensor->dtype() == tf::DT_VARIANT) {
-        return "An operand is a list of tensors, which cannot be copied.";
+        if (has_buffer(*value.tensor)) {
+          return "An operand is a list of tensors, which cannot be copied.";
+        }
+        continue;  // such as the state of an iterator, which needs no copy
       }
       void* const p = value.tensor == nullptr ? nullptr : base_of(*value.tensor);
       if (p == nullptr || !Site::may_own(p)) {
