@@ -712,6 +712,23 @@ def test_tables_copy_what_they_are_given(lms, evicted):
     assert np.array_equal(table.lookup(keys).numpy(), values.numpy())
 
 
+def test_summaries_copy_what_they_are_given(tmp_path, lms):
+    tensors = [random(64, 64, seed=1), random(64, 64, seed=2), random(1, 64, 64, 1, seed=3), random(1, 4096, 1, seed=4)]
+    with tf.summary.create_file_writer(str(tmp_path)).as_default() as writer:
+        tf.summary.write("tensor", tensors[0], step=1)
+        common = {"writer": writer._resource, "step": 1}
+        tf.raw_ops.WriteHistogramSummary(**common, tag="histogram", values=tensors[1])
+        tf.raw_ops.WriteImageSummary(**common, tag="image", tensor=tensors[2], bad_color=tf.constant([255], tf.uint8))
+        tf.raw_ops.WriteAudioSummary(**common, tag="audio", tensor=tensors[3], sample_rate=44100.0)
+        lms.evict()
+        assert all(map(lms.is_away, tensors))
+        writer.flush()
+    file, = tmp_path.iterdir()
+    values = [value for event in tf.compat.v1.train.summary_iterator(str(file)) for value in event.summary.value]
+    assert [value.tag for value in values] == ["tensor", "histogram", "image/image/0", "audio/audio/0"]
+    assert np.array_equal(tf.make_ndarray(values[0].tensor), tensors[0].numpy())
+
+
 def test_tables_keep_the_keys_that_they_are_made_with(lms):
     def key(number):
         return tf.fill((1024,), tf.constant(number, tf.int64))

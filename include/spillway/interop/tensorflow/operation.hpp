@@ -202,11 +202,12 @@ enum class OperationKind : std::uint8_t {
 /// although a resource other than a variable or a variant of an unknown kind is among them.
 ///
 /// A checkpoint with an iterator has such a variant, which is encoded as bytes when it is written.
+/// The other operations that write summaries are given only strings and numbers of steps.
 [[nodiscard]] inline bool copies_what_it_keeps(std::string_view name) noexcept {
   return reads_checkpoint(name) || writes_checkpoint(name) || name == "LookupTableFindV2" ||
          name == "LookupTableInsertV2" || name == "WriteAudioSummary" ||
          name == "WriteHistogramSummary" || name == "WriteImageSummary" ||
-         name == "WriteScalarSummary";
+         name == "WriteScalarSummary" || name == "WriteSummary";
 }
 
 /// Whether an operation may run an input pipeline on its own thread. What the pipeline allocates is
