@@ -322,6 +322,31 @@ def test_loops_with_lists_of_tensors_and_their_gradients(lms):
     assert lms.stats()["swap_outs"] > before
 
 
+def list_of_one():
+    """Returns a list with one element, whose shape it does not know, and which is made when it is read."""
+    return tf.raw_ops.TensorListReserve(element_shape=tf.constant(-1), num_elements=1, element_dtype=tf.int32)
+
+
+@pytest.mark.parametrize("use", [
+    lambda shape: tf.reshape(tf.range(128), shape),
+    lambda shape: tf.raw_ops.TensorListPushBack(
+        input_handle=tf.raw_ops.EmptyTensorList(element_shape=shape, max_num_elements=1, element_dtype=tf.int32),
+        tensor=tf.zeros([128] + [1] * 15, tf.int32)),
+    lambda shape: tf.raw_ops.TensorListReserve(element_shape=shape, num_elements=3, element_dtype=tf.int32),
+    lambda shape: tf.raw_ops.TensorListGetItem(input_handle=list_of_one(), index=0, element_shape=shape,
+                                               element_dtype=tf.int32),
+    lambda shape: tf.raw_ops.TensorListPopBack(input_handle=list_of_one(), element_shape=shape, element_dtype=tf.int32),
+], ids=["reshape", "list", "reserve", "get", "pop"])
+def test_a_shape_that_lies_in_the_memory_of_a_table_is_brought_in(lms, use):
+    table = tf.ones((256, 16), tf.int32) * tf.constant([128] + [1] * 15)
+    row = table[5]
+    assert lms.is_ours(row)
+    lms.evict()
+    use(row)
+    lms.evict()
+    assert lms.is_away(table)
+
+
 def test_map_fn_vectorized_map_cond_and_nested_functions(evicted):
     x = random(64, 64, 64)
     a, = evicted(x)

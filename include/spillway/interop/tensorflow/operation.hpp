@@ -152,6 +152,20 @@ enum class OperationKind : std::uint8_t {
   return kind;
 }
 
+/// The operand that an operation of the kind `passes` reads, though it is only the shape of another
+/// one; -1 if it reads none. A row of a table shares the table's memory, which may be swapped out,
+/// if it is a multiple of 64 bytes long, so a shape can be one. The other numbers that such
+/// operations read are single ones, which are never rows of this kind.
+[[nodiscard]] inline int shape_operand(std::string_view name) noexcept {
+  if (name == "EmptyTensorList" || name == "TensorListReserve") {
+    return 0;
+  }
+  if (name == "Reshape" || name == "TensorListPopBack") {
+    return 1;
+  }
+  return name == "TensorListGetItem" ? 2 : -1;
+}
+
 /// Whether an operation, before it returns, runs other operations (on any thread) or waits for
 /// some.
 [[nodiscard]] inline bool calls_back(std::string_view name) noexcept {

@@ -196,6 +196,10 @@ class SwappingDevice : public Base {
     if ((name == "ReadVariableOp" || name == "AssignVariableOp") && !copies_on_read(context)) {
       return OperationKind::passes;
     }
+    if (int const shape = shape_operand(name); shape >= 0) {
+      void* const p = base_of(context.input(shape));
+      return p != nullptr && Site::may_own(p) ? OperationKind::touches : OperationKind::passes;
+    }
     return kind_of(kernel);
   }
 
