@@ -240,6 +240,24 @@ TEST_SUITE("pager") {
     CHECK(bench.back() == std::vector{true, true, true});
   }
 
+  TEST_CASE("LookAhead: a block that exceeds the limit alone does not keep back later ones") {
+    WishBench bench{{64_KiB, 96_KiB, 32_KiB}};
+    bench.wishes.most_bytes = 96_KiB - 1;
+    bench.look_ahead();
+    CHECK(bench.back() == std::vector{true, false, false});
+    bench.wishes.most_bytes = 96_KiB;
+    bench.look_ahead();
+    CHECK(bench.back() == std::vector{true, false, false});  // it waits for those in flight
+    (void)bench.away[0]->acquire(Access::read, bench.stream);
+    bench.look_ahead();
+    CHECK(bench.back() == std::vector{true, true, false});
+    (void)bench.away[1]->acquire(Access::read, bench.stream);
+
+    WishBench part{{128_KiB, 32_KiB, 32_KiB}, true, 0.3};
+    part.look_ahead();  // 0.3 of 256 KiB
+    CHECK(part.back() == std::vector{false, true, true});
+  }
+
   TEST_CASE("LookAhead: operands of a dropped block come in, the block itself does not") {
     WishBench bench{{64_KiB, 64_KiB, 64_KiB}};
     bench.wishes.blocks.clear();

@@ -448,6 +448,108 @@ TEST_SUITE("schedule") {
     });
   }
 
+  TEST_CASE("AccessSchedule: a use that others have come before is expected now") {
+    Rig rig{20};
+    rig.step(round_robin(20, 100));
+    rig.schedule.begin_step();
+    rig.use(0);
+    rig.use(3);
+    rig.use(2);
+    std::vector<std::uint32_t> entries;
+    rig.schedule.upcoming(
+        [&](AccessSchedule::Upcoming const& use) {
+          CHECK(use.position >= rig.schedule.position());
+          CHECK(use.position == rig.schedule.next_use(use.id));
+          CHECK(use.entry == rig.schedule.use_of(use.id).entry);
+          entries.push_back(use.entry);
+          return true;
+        },
+        0,
+        5);
+    CHECK(entries == std::vector<std::uint32_t>{1, 4, 5});
+  }
+
+  TEST_CASE("AccessSchedule: no more entries are looked at than asked for") {
+    Rig rig{100};
+    rig.step(round_robin(100, 200));
+    rig.schedule.begin_step();
+    for (std::uint32_t i = 10; i < 60; ++i) {
+      rig.schedule.on_destroy(block(i));
+    }
+    auto const visits = [&](std::size_t skipped, std::size_t most) {
+      std::size_t count = 0;
+      rig.schedule.upcoming(
+          [&](AccessSchedule::Upcoming const&) { return ++count != 0; }, skipped, most);
+      return count;
+    };
+    CHECK(visits(0, 20) == 10);
+    CHECK(visits(10, 50) == 0);
+    CHECK(visits(50, 20) == 10);
+    CHECK(visits(190, 100) == 10);
+    CHECK(visits(1000, 10) == 0);
+  }
+
+  TEST_CASE("AccessSchedule: a block that is used early and freed at once delays nothing") {
+    Rig rig{80};
+    std::uint32_t generation = 0;
+    auto const step = [&](std::uint32_t born_before) {
+      rig.schedule.begin_step();
+      BlockId const born = make_block_id(100, ++generation);
+      for (std::uint32_t i = 0; i < 80; ++i) {
+        if (i == born_before) {
+          rig.schedule.on_create(born, 4096);
+          rig.use(born);
+          rig.schedule.on_destroy(born);
+        }
+        rig.use(i);
+      }
+    };
+    step(10);
+    step(10);
+    CHECK(rig.schedule.mispredictions() == 0);
+    step(9);
+    CHECK(rig.schedule.mispredictions() == 1);
+    CHECK(rig.schedule.cursor() == 81);
+  }
+
+  TEST_CASE("AccessSchedule: two new blocks of one size that are both used early keep apart") {
+    Rig rig{40};
+    std::uint32_t generation = 0;
+    BlockId first;
+    BlockId second;
+    auto const step = [&](bool is_early) {
+      rig.schedule.begin_step();
+      ++generation;
+      first = make_block_id(100, generation);
+      second = make_block_id(101, generation);
+      auto const make_both = [&] {
+        for (BlockId const born : {first, second}) {
+          rig.schedule.on_create(born, 4096);
+          rig.use(born);
+        }
+      };
+      for (std::uint32_t i = 0; i < 30; ++i) {
+        if (i == (is_early ? 10U : 11U)) {
+          make_both();
+        }
+        rig.use(i);
+      }
+      CHECK((generation == 1 || rig.schedule.next_use(first) == rig.schedule.position()));
+      rig.use(first);
+      for (std::uint32_t i = 30; i < 40; ++i) {
+        rig.use(i);
+      }
+      CHECK((generation == 1 || rig.schedule.next_use(second) == rig.schedule.position()));
+      rig.use(second);
+      rig.schedule.on_destroy(first);
+      rig.schedule.on_destroy(second);
+    };
+    step(false);
+    step(false);
+    step(true);
+    CHECK(rig.schedule.mispredictions() == 2);
+  }
+
   TEST_CASE("AccessSchedule: a step longer than the limit is not recorded, but the next one is") {
     AccessSchedule schedule{10};
     schedule.on_create(block(0), 64);

@@ -125,6 +125,9 @@ class LookAhead {
           transfers_.has_failed(*block)) {
         return true;
       }
+      if (block->bytes > most_bytes) {
+        return true;  // it never comes in ahead of need, so later blocks do not wait for it
+      }
       inflight_bytes += block->bytes;
       if (inflight_bytes > most_bytes) {
         return false;

@@ -39,8 +39,9 @@ class BasicAccessSchedule {
 
   /// One predicted use.
   struct Upcoming {
-    std::uint64_t position = 0;
-    BlockId id{};  ///< `BlockId{}` if the block does not exist yet
+    std::uint64_t position = 0;  ///< the present one for a use that others have come before
+    std::uint32_t entry = 0;     ///< as in `Use`
+    BlockId id{};                ///< `BlockId{}` if the block does not exist yet
     std::size_t bytes = 0;
     Access access = Access::read;
     bool is_birth = false;  ///< first use of a block that does not exist yet
@@ -110,10 +111,14 @@ class BasicAccessSchedule {
     return entry < never_entry && record().access_at(entry) == Access::write;
   }
 
-  /// Calls `visit(Upcoming const&)` for the predicted uses after the next `skipped`, the soonest
-  /// first, until it returns false or the length of one step has been visited.
+  /// Calls `visit(Upcoming const&)` for the predicted uses among the next entries of the record,
+  /// the soonest first, until it returns false or `most` entries have been looked at. It begins
+  /// after `skipped` entries and ends after the length of one step. Entries that were used early,
+  /// or whose block was freed, are left out, but count.
+  ///
+  /// @cost  O(most)
   template <class Visit>
-  void upcoming(Visit visit, std::size_t skipped = 0) const;
+  void upcoming(Visit visit, std::size_t skipped = 0, std::size_t most = SIZE_MAX) const;
 
   /// The record that predicts the current step; meaningful only while `is_predicting()`.
   [[nodiscard]] detail::StepRecord const& record() const noexcept { return follower_.record(); }
@@ -312,7 +317,6 @@ void BasicAccessSchedule<Lazy>::assign_roles() noexcept {
     record.blocks[role].id = id;
     record.blocks[role].spared_bytes = block.spared_bytes;
     block.role = role;
-    block.next = record.blocks[role].first == none ? never_entry : record.blocks[role].first;
     block.at = record.is_birth(i) ? i - record.born_from : none;  // read by open_record()
   }
 }
@@ -355,27 +359,28 @@ void BasicAccessSchedule<Lazy>::abandon_record() noexcept {
 
 template <class Lazy>
 template <class Visit>
-void BasicAccessSchedule<Lazy>::upcoming(Visit visit, std::size_t skipped) const {
+void BasicAccessSchedule<Lazy>::upcoming(Visit visit, std::size_t skipped, std::size_t most) const {
   if (!is_predicting()) {
     return;
   }
   detail::StepRecord const& record = this->record();
   std::uint32_t const length = record.length();
-  std::uint32_t const end = cursor() + length;
-  auto at = static_cast<std::uint32_t>(std::min<std::size_t>(cursor() + skipped, end));
-  for (; at != end; ++at) {
+  std::size_t const first = std::min<std::size_t>(skipped, length);
+  std::size_t const last = first + std::min(most, length - first);
+  auto const end = static_cast<std::uint32_t>(cursor() + last);
+  for (auto at = static_cast<std::uint32_t>(cursor() + first); at != end; ++at) {
     bool const is_in_this_step = at < length;
     std::uint32_t const entry = is_in_this_step ? at : at - length;
     std::uint32_t const role = record.entries[entry].block;
     detail::StepRecord::Block const& block = record.blocks[role];
     BlockId const id = is_in_this_step ? block.id : record.block_after(role);
     if ((id == BlockId{} && !record.is_birth(role)) ||
-        (is_in_this_step && follower_.is_past(blocks_, entry))) {
+        (is_in_this_step && follower_.is_past(entry))) {
       continue;  // freed sooner than in the record, or used sooner
     }
     bool const is_birth = id == BlockId{} && block.first == entry;
-    if (!visit(Upcoming{
-            follower_.position_of(at), id, block.bytes, record.access_at(entry), is_birth})) {
+    std::uint64_t const expected = std::max(position_, follower_.position_of(at));
+    if (!visit(Upcoming{expected, at, id, block.bytes, record.access_at(entry), is_birth})) {
       return;
     }
   }

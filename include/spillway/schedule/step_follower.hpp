@@ -20,7 +20,6 @@ struct ScheduledBlock {
 
   std::uint32_t generation = 0;   ///< 0: no block has this index
   std::uint32_t role = none;      ///< the role it plays in the record that is followed
-  std::uint32_t next = none;      ///< the role's next entry as of its last use
   std::uint32_t at = none;        ///< the role's entry that was its last use in this step
   std::uint32_t recorded = none;  ///< its index in the record that is made
   std::uint32_t last = none;      ///< its last entry there
@@ -46,7 +45,13 @@ struct ScheduledBlock {
 /// Example: the record is A B C D, and the program uses A C B X D. C is early, B moves the cursor
 /// past C as well, X is a stray, and D matches.
 ///
-/// Cost    O(1) amortised for uses that match the record.
+/// What is used of a role is noted in its `StepRecord::Block`, so that entries which were used
+/// early remain known as such when their block is freed. While a record is followed, `coming` is
+/// never before the cursor: whatever moves the cursor past an entry also moves `coming` of its role
+/// on.
+///
+/// Cost    O(1) amortised for a use while the record is followed. A search takes O(uses of the
+///         block in the record) for a use, and O(length of the record) when it ends.
 /// Threads thread-unsafe.
 template <class = Lazily>
 class BasicStepFollower {
@@ -78,6 +83,10 @@ class BasicStepFollower {
   void start(std::uint64_t position) noexcept {
     mode_ = record_.entries.empty() ? Mode::off : is_trusted_ ? Mode::following : Mode::searching;
     change_ = Change::none;
+    for (StepRecord::Block& role : record_.blocks) {
+      role.unused = role.first == none ? never_entry : role.first;
+      role.coming = role.unused;
+    }
     base_ = position;
     cursor_ = 0;
     early_ = 0;
@@ -112,22 +121,21 @@ class BasicStepFollower {
       return search(blocks, recording, id, position);
     }
     if (cursor_ < record_.length() && record_.entries[cursor_].block == block.role) {
-      return follow(blocks, block, position);
+      return follow(block, position);
     }
     return diverge(blocks, recording, id, position);
   }
 
   /// The next use of a block as predicted now. @cost O(1)
   [[nodiscard]] Use use_of(ScheduledBlock const& block, std::uint64_t position) const noexcept {
-    Use use = is_following() ? use_at(position, next_entry(block, cursor_)) : Use{position};
+    Use use = is_following() ? use_at(position, coming(block)) : Use{position};
     use.is_ahead = true;
     return use;
   }
 
   /// Whether an entry at or after the cursor has been used already.
-  [[nodiscard]] bool is_past(Blocks const& blocks, std::uint32_t entry) const noexcept {
-    BlockId const id = record_.blocks[record_.entries[entry].block].id;
-    return early_ != 0 && id != BlockId{} && blocks[index_of_block(id)].next > entry;
+  [[nodiscard]] bool is_past(std::uint32_t entry) const noexcept {
+    return early_ != 0 && is_used(entry);
   }
 
   /// The position at which an entry is expected.
@@ -154,10 +162,26 @@ class BasicStepFollower {
     return {position, std::max(position, base_ + entry), entry};
   }
 
-  /// The first entry of a block's role at or after `from` that has not been used.
-  [[nodiscard]] std::uint32_t next_entry(ScheduledBlock const& block,
-                                         std::uint32_t from) const noexcept {
-    std::uint32_t entry = block.next;
+  [[nodiscard]] StepRecord::Block& role_at(std::uint32_t entry) noexcept {
+    return record_.blocks[record_.entries[entry].block];
+  }
+  [[nodiscard]] bool is_used(std::uint32_t entry) const noexcept {
+    return record_.blocks[record_.entries[entry].block].unused > entry;
+  }
+  /// The first entry of a block's role at or after the cursor that has not been used.
+  [[nodiscard]] std::uint32_t coming(ScheduledBlock const& block) const noexcept {
+    return block.role == none ? none : record_.blocks[block.role].coming;
+  }
+  /// The first entry of a block's role that has not been used and is no more than `window` before
+  /// `place`.
+  [[nodiscard]] std::uint32_t unused_near(ScheduledBlock const& block,
+                                          std::uint32_t place) const noexcept {
+    return block.role == none
+               ? none
+               : skip_to(record_.blocks[block.role].unused, place - std::min(place, window));
+  }
+  /// The first of `entry` and the entries after it of the same role that is not before `from`.
+  [[nodiscard]] std::uint32_t skip_to(std::uint32_t entry, std::uint32_t from) const noexcept {
     while (entry < from) {
       entry = record_.entries[entry].next;
     }
@@ -168,54 +192,65 @@ class BasicStepFollower {
   /// before. Only far predictions show that the record is good enough to evict by: a program may
   /// repeat short rows of uses exactly and still run the rows in another order.
   void count_outcome(ScheduledBlock const& block, std::uint32_t place) noexcept {
-    if (block.at != none && block.next < record_.length() && block.next - block.at >= far_) {
-      ++(2 * distance(block.next, place) <= block.next - block.at ? right_ : wrong_);
+    if (block.at == none) {
+      return;
+    }
+    std::uint32_t const next = record_.entries[block.at].next;
+    if (next < record_.length() && next - block.at >= far_) {
+      ++(2 * distance(next, place) <= next - block.at ? right_ : wrong_);
     }
   }
 
-  void use(ScheduledBlock& block, std::uint32_t entry) noexcept {
-    block.next = record_.entries[entry].next;
+  void mark_used(ScheduledBlock& block, std::uint32_t entry) noexcept {
+    StepRecord::Block& role = record_.blocks[block.role];
+    role.unused = record_.entries[entry].next;
+    role.coming = role.unused;
     block.at = entry;
+  }
+
+  /// Notes that a block was used as the record expects at `entry`. @returns its next entry
+  std::uint32_t use(ScheduledBlock& block, std::uint32_t entry) noexcept {
+    mark_used(block, entry);
     ++matches_;
     if (++streak_ % matches_per_tolerated == 0) {
       tolerated_ = std::min(tolerated_ + 1, most_tolerated);
     }
+    return record_.entries[entry].next;
   }
 
   /// Notes a use of the entry at the cursor.
-  Use follow(Blocks const& blocks, ScheduledBlock& block, std::uint64_t position) noexcept {
+  Use follow(ScheduledBlock& block, std::uint64_t position) noexcept {
     count_outcome(block, cursor_);
-    use(block, cursor_);
+    std::uint32_t const next = use(block, cursor_);
     ++cursor_;
-    while (early_ != 0 && cursor_ < record_.length() && is_past(blocks, cursor_)) {
+    while (early_ != 0 && cursor_ < record_.length() && is_past(cursor_)) {
       ++cursor_;
       --early_;
     }
     base_ = position + 1 - cursor_ - early_;
-    return use_at(position, block.next);
+    return use_at(position, next);
   }
 
   /// Notes a use of anything but the entry at the cursor: an early use, or a stray.
   Use diverge(Blocks& blocks, StepRecord& recording, BlockId id, std::uint64_t position) noexcept {
     ScheduledBlock& block = blocks[index_of_block(id)];
-    std::uint32_t const here =
-        block.role == none ? find_open_entry(block) : next_entry(block, cursor_);
+    std::uint32_t const here = block.role == none ? find_open_entry(block) : coming(block);
     if (is_near(block, here, cursor_)) {
       assign_role(blocks, recording, id, here);
       if (here == cursor_) {
-        return follow(blocks, block, position);  // a new block takes its role, as recorded
+        return follow(block, position);  // a new block takes its role, as recorded
       }
       ++mispredictions_;
       count_outcome(block, cursor_);
       count_in_sequence(here);
-      use(block, here);
+      std::uint32_t const next = use(block, here);
       ++early_;
       if (in_sequence_ == sure_sequence || here - cursor_ > window) {
         // The program has moved on to this entry. It will not use the entries that it skipped.
-        pass_over(blocks, in_sequence_ == sure_sequence ? here + 1 : here - window / 2);
+        pass_over(in_sequence_ == sure_sequence ? here + 1 : here - window / 2);
       }
       base_ = position + 1 - cursor_ - early_;
-      return use_at(position, block.next);
+      return use_at(position, next);
     }
     ++mispredictions_;
     count_outcome(block, cursor_);
@@ -225,7 +260,7 @@ class BasicStepFollower {
       return search(blocks, recording, id, position);
     }
     --tolerated_;
-    return use_at(position, next_entry(block, cursor_));
+    return use_at(position, coming(block));
   }
 
   /// Whether a use of `entry` is plausible while the program is at `place`. It is if the entry
@@ -252,12 +287,16 @@ class BasicStepFollower {
   }
 
   /// Gives up waiting for the entries before `entry` that have not been used.
-  void pass_over(Blocks const& blocks, std::uint32_t entry) noexcept {
+  void pass_over(std::uint32_t entry) noexcept {
     for (; cursor_ < entry; ++cursor_) {
-      if (is_past(blocks, cursor_)) {
+      StepRecord::Block& role = role_at(cursor_);
+      if (is_past(cursor_)) {
         --early_;
       } else {
         change_ = Change::resumed;  // that block's predicted next use has changed
+      }
+      if (role.coming == cursor_) {
+        role.coming = record_.entries[cursor_].next;
       }
     }
   }
@@ -284,16 +323,14 @@ class BasicStepFollower {
     bool const is_of_now = block.at != none && block.at >= aligned_from_;
     count_outcome(block, is_of_now ? cursor_ : lost_at_ + lost_for_);
     ++lost_for_;
-    std::uint32_t here = block.role == none
-                             ? find_open_entry(block)
-                             : next_entry(block, cursor_ - std::min(cursor_, window));
+    std::uint32_t here = block.role == none ? find_open_entry(block) : unused_near(block, cursor_);
     if (is_near(block, here, cursor_)) {
       assign_role(blocks, recording, id, here);
       ++streak_;
       ++matches_;
       cursor_ += here > cursor_ ? 1 + (here - cursor_) / 8 : 1 - std::min(1U, (cursor_ - here) / 8);
     } else {
-      here = next_entry(block, lost_at_ - std::min(lost_at_, window));
+      here = unused_near(block, lost_at_);
       block.at = none;
       streak_ = block.role == none ? streak_ : 0;
       if (here >= record_.length() || here > lost_at_ + window) {
@@ -304,8 +341,7 @@ class BasicStepFollower {
       aligned_from_ = here;
     }
     count_in_sequence(here);
-    block.next = record_.entries[here].next;
-    block.at = here;
+    mark_used(block, here);
     if (in_sequence_ >= sure_sequence) {
       cursor_ = here + 1;
     }
@@ -318,10 +354,13 @@ class BasicStepFollower {
     }
     early_ = 0;
     base_ = position + 1 - cursor_;
+    for (StepRecord::Block& role : record_.blocks) {
+      role.coming = skip_to(role.unused, cursor_);
+    }
     mode_ = Mode::following;
     change_ = Change::resumed;
     tolerated_ = most_tolerated / 2;
-    return use_at(position, block.next);
+    return use_at(position, coming(block));
   }
 
   /// Whether a block without a role could be the one that the record expects at `entry`.
@@ -329,7 +368,7 @@ class BasicStepFollower {
                                    std::uint32_t entry) const noexcept {
     std::uint32_t const role = record_.entries[entry].block;
     StepRecord::Block const& wanted = record_.blocks[role];
-    return block.role == none && wanted.bytes == block.bytes &&
+    return block.role == none && wanted.bytes == block.bytes && !is_used(entry) &&
            (wanted.id == BlockId{} || (record_.is_birth(role) && wanted.first == entry));
   }
 
@@ -356,7 +395,7 @@ class BasicStepFollower {
       // The block born here in the last step is still alive: the new one succeeds it.
       ScheduledBlock& old = blocks[index_of_block(wanted.id)];
       old.role = none;
-      old.next = none;
+      old.at = none;
     }
     std::uint32_t const before = wanted.successor_of == none
                                      ? wanted.recorded

@@ -48,6 +48,10 @@ struct StepRecord {
     std::uint32_t born_as = none;    ///< its rank among the births of the step before
     std::uint32_t recorded = none;   ///< the same real block in the record of the current step
     std::uint64_t spared_bytes = 0;  ///< how many of `bytes` the price of its return does not count
+    /// The entry after the last one that the current step has used of this role, as `Entry::next`
+    /// names it. It outlives the block that has the role.
+    std::uint32_t unused = never_entry;
+    std::uint32_t coming = never_entry;  ///< the first such entry from the follower's cursor on
   };
 
   std::vector<Entry> entries;

@@ -398,6 +398,40 @@ TEST_SUITE("eviction") {
     CHECK(plan.leaves_for_nothing(never_entry));
   }
 
+  TEST_CASE("StepPlan: the absence of a block that was used early counts once") {
+    // Two loops over the blocks. The program has used block 0 and, early, the last one.
+    for (std::uint32_t count = 4; count < 9; ++count) {
+      std::vector<std::uint32_t> step;
+      for (std::uint32_t i = 0; i < 2 * count; ++i) {
+        step.push_back(i % count);
+      }
+      AccessSchedule schedule = reading(std::vector<std::size_t>(count, 64), step);
+      for (std::uint32_t const used : {0U, count - 1}) {
+        schedule.on_access(block(used), Access::read);
+        schedule.on_release(block(used));
+      }
+      REQUIRE(schedule.cursor() == 1);
+      for (std::uint32_t fitting = 2; fitting < count; ++fitting) {
+        StepPlan plan{exact};
+        plan.make(schedule, std::size_t{fitting} * 64, 0, all);
+        for (std::uint32_t moment = 1; moment < 2 * count; ++moment) {
+          std::uint32_t away = 0;
+          for (std::uint32_t i = 0; i < count; ++i) {
+            std::uint32_t entry = schedule.use_of(block(i)).entry;
+            while (entry < moment) {
+              entry += count;
+            }
+            away += entry != moment && plan.must_leave(entry) ? 1U : 0U;
+          }
+          CAPTURE(count);
+          CAPTURE(fitting);
+          CAPTURE(moment);
+          CHECK(away + fitting >= count);
+        }
+      }
+    }
+  }
+
   TEST_CASE(
       "StepPlan: blocks come back early at the price that is allowed, otherwise just in time") {
     // Three loops over ten blocks, of which eight fit: two are away, and room for one more takes a

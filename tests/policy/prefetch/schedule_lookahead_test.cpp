@@ -36,6 +36,37 @@ TEST_SUITE("prefetch") {
     CHECK(rig.wanted() == std::vector{0U, 2U, 1U, 3U});
   }
 
+  TEST_CASE("ScheduleLookahead: a block that others were used before is wanted first") {
+    PrefetchRig<ScheduleLookahead> rig{30};
+    for (int step = 0; step < 2; ++step) {
+      rig.begin();
+      for (std::uint32_t i = 0; step == 0 && i < 30; ++i) {
+        rig.use(i);
+      }
+    }
+    rig.use(0);
+    rig.use(3);
+    rig.use(2);
+    std::vector<std::uint32_t> const wanted = rig.wanted();
+    REQUIRE(wanted.size() > 2);
+    CHECK(wanted[0] == 1);
+    CHECK(wanted[1] == 4);
+  }
+
+  TEST_CASE("ScheduleLookahead: it does not look farther if blocks that were recorded are freed") {
+    PrefetchRig<ScheduleLookahead> rig{500};
+    for (int step = 0; step < 2; ++step) {
+      rig.begin();
+      for (std::uint32_t i = 0; step == 0 && i < 500; ++i) {
+        rig.use(i);
+      }
+    }
+    for (std::uint32_t i = 1; i < 400; ++i) {
+      rig.schedule.on_destroy(testing::block(i));
+    }
+    CHECK(rig.wanted() == std::vector{0U});
+  }
+
   TEST_CASE("ScheduleLookahead: the lookahead continues into the next step") {
     PrefetchRig<ScheduleLookahead> rig{3};
     for (int step = 0; step < 2; ++step) {

@@ -159,7 +159,7 @@ class BasicStepPlan {
                                 .is_alive = true,
                                 .is_resident = is_resident(block.id),
                                 .next = schedule.use_of(block.id).entry};
-      } else if (record.is_birth(i) && block.first != none && block.first >= start_) {
+      } else if (record.is_birth(i) && block.coming == block.first) {
         standing_[i] = Standing{.is_filled = true, .next = block.first};
       }
     }
@@ -281,7 +281,9 @@ class BasicStepPlan {
     }
     for (std::uint32_t i = start_; i < length_; ++i) {
       StepRecord::Entry const& entry = record.entries[i];
-      if (standing_[entry.block].is_filled && entry.released != 0) {
+      Standing const& standing = standing_[entry.block];
+      bool const is_to_come = standing.is_filled && standing.next <= i;  // it was not used early
+      if (is_to_come && entry.released != 0) {
         bool const is_last = entry.next == never_entry;
         visit(entry.block,
               entry.released,

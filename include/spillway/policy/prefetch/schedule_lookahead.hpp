@@ -18,10 +18,10 @@ namespace spillway {
 /// A block whose next use overwrites it is left out, because its bytes need not come back. While
 /// nothing is predicted, nothing is brought in.
 ///
-/// At each use it looks at the next 64 uses, and at a few of the later ones in turn: at each of
-/// these once in every (n - 64) / 16 uses, where n is `lookahead_ops`, or the length of the step if
-/// that is less. Looking at all of them each time would take several times as long and would not
-/// keep the link busier.
+/// At each use it looks at the next 64 recorded uses, and at a few of the later ones in turn: at
+/// each of these once in every (n - 64) / 16 uses, where n is `lookahead_ops`, or the length of the
+/// step if that is less. Looking at all of them each time would take several times as long and
+/// would not keep the link busier.
 template <class = detail::Lazily>
 class BasicScheduleLookahead {
  public:
@@ -58,24 +58,21 @@ class BasicScheduleLookahead {
   /// An operation has several uses, but looks ahead once.
   static constexpr std::size_t far_ops = 3 * far_ops_a_use;
 
-  /// Names the blocks of `count` coming uses after the next `skipped`. @returns whether to go on
+  /// Names the blocks of `count` recorded uses after the next `skipped`. @returns whether to go on
   template <class Visit>
   static bool
   offer(AccessSchedule const& schedule, std::size_t skipped, std::size_t count, Visit& visit) {
     bool goes_on = true;
     schedule.upcoming(
         [&](AccessSchedule::Upcoming const& use) {
-          if (count == 0) {
-            return false;
-          }
-          --count;
           // Only the first of a block's coming uses counts.
           bool const is_wanted = use.id != BlockId{} && use.access != Access::write &&
-                                 schedule.next_use(use.id) == use.position;
+                                 schedule.use_of(use.id).entry == use.entry;
           goes_on = !is_wanted || visit(use.id, use.position);
           return goes_on;
         },
-        skipped);
+        skipped,
+        count);
     return goes_on;
   }
 
