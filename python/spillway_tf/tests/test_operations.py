@@ -714,6 +714,23 @@ def test_threads_update_one_variable(compiled):
     assert np.all(v.numpy() == 200)
 
 
+def test_a_variable_is_read_while_its_first_sparse_use_ends():
+    """From that use on a read copies the variable's memory, so it has to lease it."""
+    for _ in range(20):
+        v, has_changed = tf.Variable(tf.zeros((4096, 1024))), threading.Event()
+
+        def read():
+            while not has_changed.is_set():
+                v.read_value()
+            v.read_value()
+
+        def change():
+            v.scatter_update(tf.IndexedSlices(tf.ones((1, 1024)), [3]))
+            has_changed.set()
+        run_while_everything_leaves(read, read, change)
+        assert spillway_tf.get_bytes_fixed() == 0  # a use without a lease would keep the memory resident
+
+
 def test_operands_that_are_written_in_place_though_they_are_shared(lms):
     x = random(512, 512)
     expected = x.numpy()

@@ -101,15 +101,21 @@ class SwappingDevice : public Base {
     auto const name = kernel->type_string_view();
     note_batches(name);
     bool const is_program = belongs_to_program(*context);
-    OperationKind const kind = is_program ? kind_in(*context, *kernel) : kind_of(*kernel);
+    OperationKind kind = is_program ? kind_in(*context, *kernel) : kind_of(*kernel);
     bool has_run = false;
     {
       std::optional<framework::ObjectOrder::Right> right;
-      // An assignment reads no bytes (`passes`), but it replaces the variable's memory.
+      // These read no bytes (`passes`) before the variable's first sparse use. An assignment
+      // replaces its memory even then.
+      bool const depends_on_variable = name == "ReadVariableOp" || name == "AssignVariableOp";
       if (Site::is_ready() &&
-          (name == "AssignVariableOp" || (kind != OperationKind::passes && !calls_back(name)))) {
-        right.emplace(Site::leases().objects(),
-                      variables_of(*context, kind != OperationKind::reads));
+          (depends_on_variable || (kind != OperationKind::passes && !calls_back(name)))) {
+        bool const only_reads = kind == OperationKind::reads || name == "ReadVariableOp";
+        right.emplace(Site::leases().objects(), variables_of(*context, !only_reads));
+        if (is_program && depends_on_variable) {
+          // The first sparse use may have ended only now.
+          kind = kind_in(*context, *kernel);
+        }
       }
       has_run = try_compute(kernel, context, kind, is_program);
     }
