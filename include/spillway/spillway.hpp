@@ -3,8 +3,9 @@
 
 /// All public headers that need nothing but the standard library and POSIX.
 ///
-/// Not included: cuda.hpp, which programs for a GPU include; testing/, for those who write their
-/// own devices and policies; the adapters in interop/ that need a third-party library.
+/// Not included: cuda.hpp, which programs for a GPU include; the header of `ModelApi`, a device for
+/// planning; testing/, for those who write their own devices and policies; the adapters in interop/
+/// that need a third-party library.
 
 #include <spillway/defrag_arena.hpp>
 #include <spillway/device/host/host_api.hpp>

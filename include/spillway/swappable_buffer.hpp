@@ -19,7 +19,7 @@ namespace spillway {
 /// and a shape use `SwappableTensor`.
 ///
 /// Shape    one contiguous range of `size_bytes()` bytes, aligned to 256 B while resident.
-/// Threads  thread-compatible: distinct buffers may be used at once, one buffer may not.
+/// Threads  thread-compatible: distinct buffers may be used at once, and const calls of one buffer.
 /// Streams  `acquire` orders work on the stream that it is given; no stream is stored.
 /// Address  fixed only while a lease is held; ask the lease for it each time, never cache it.
 /// Errors   on an empty buffer, `acquire`, `swap_out`, `swap_in`, `residency` and `pager` throw

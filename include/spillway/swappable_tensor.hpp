@@ -76,7 +76,7 @@ class TensorLease {
 /// policies.
 ///
 /// Shape    `extents()`, outermost first; strides count elements.
-/// Threads  thread-compatible: distinct tensors may be used at once, one tensor may not.
+/// Threads  thread-compatible: distinct tensors may be used at once, and const calls of one tensor.
 /// Streams  as `SwappableBuffer`; functions ending in `_sync` wait on the host.
 /// Address  fixed only while a lease is held.
 template <class T, std::size_t Rank, Pager P>
