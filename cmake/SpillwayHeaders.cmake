@@ -89,6 +89,7 @@ set(SPILLWAY_HEADERS
     spillway/interop/torch/site.hpp
     spillway/interop/torch/tensor_stats.hpp
     spillway/lease.hpp
+    spillway/observe/by_start.hpp
     spillway/observe/json_stream.hpp
     spillway/observe/names.hpp
     spillway/observe/range_history.hpp

@@ -154,8 +154,8 @@ Trace read_lifetimes(Lines& lines, double scale) {
     points.push_back({upper, false, tensor});
   }
   // At equal time frees come first; otherwise the order of the file decides.
-  std::stable_sort(points.begin(), points.end(), [](Point const& a, Point const& b) {
-    return std::pair{a.time, a.is_start} < std::pair{b.time, b.is_start};
+  std::sort(points.begin(), points.end(), [](Point const& a, Point const& b) {
+    return std::tie(a.time, a.is_start, a.tensor) < std::tie(b.time, b.is_start, b.tensor);
   });
   std::size_t live = 0;
   for (Point const& point : points) {

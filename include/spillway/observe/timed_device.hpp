@@ -5,8 +5,8 @@
 #include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/core/record.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/observe/by_start.hpp>
 
-#include <algorithm>
 #include <atomic>
 #include <concepts>
 #include <cstddef>
@@ -105,10 +105,7 @@ class TimedDevice : public Device {
       std::lock_guard const lock{log_->mutex};
       copy = log_->spans;
     }
-    std::stable_sort(copy.begin(), copy.end(), [](DeviceSpan const& a, DeviceSpan const& b) {
-      return a.start_ns < b.start_ns;
-    });
-    return copy;
+    return detail::by_start(copy);
   }
   /// Forgets all spans so far, so that later work can be looked at alone.
   void clear_spans() noexcept {

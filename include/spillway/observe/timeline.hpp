@@ -6,6 +6,7 @@
 #include <spillway/core/record.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/observe/by_start.hpp>
 #include <spillway/observe/json_stream.hpp>
 #include <spillway/observe/names.hpp>
 #include <spillway/observe/range_history.hpp>
@@ -329,10 +330,7 @@ class BasicTimeline {
       copy.assign(records_.begin(), records_.end());
     }
     // Records of one thread arrive in order, those of different threads do not.
-    std::stable_sort(copy.begin(), copy.end(), [](Record const& a, Record const& b) {
-      return a.start_ns < b.start_ns;
-    });
-    return copy;
+    return detail::by_start(copy);
   }
 
   /// Writes the records that are remembered as a trace for Perfetto or Chrome; see

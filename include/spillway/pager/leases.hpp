@@ -381,7 +381,7 @@ class Leases {
       return true;
     }
     [[nodiscard]] std::vector<std::pair<LeaseRequest, Use>> const& sorted() {
-      std::stable_sort(requests_.begin(), requests_.end(), [](auto const& a, auto const& b) {
+      std::sort(requests_.begin(), requests_.end(), [](auto const& a, auto const& b) {
         return a.first.id < b.first.id;
       });
       return requests_;

@@ -1598,8 +1598,8 @@ std::vector<StorageView> StorageLeases<Site>::views() const {
     this->for_each_entry([&](Entry const& entry) { all.push_back(view_of(entry)); });
     table_.for_each([&](Entry const& raw) { all.push_back(view_of_raw(raw)); });
   }
-  std::stable_sort(all.begin(), all.end(), [](StorageView const& a, StorageView const& b) {
-    return a.bytes > b.bytes;
+  std::sort(all.begin(), all.end(), [](StorageView const& a, StorageView const& b) {
+    return std::pair{b.bytes, a.block} < std::pair{a.bytes, b.block};
   });
   return all;
 }
