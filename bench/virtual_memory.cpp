@@ -52,7 +52,9 @@ void pages(benchmark::State& state) {
     if (!counts_map) {
       state.PauseTiming();
     }
-    device.map(address, piece_bytes, pieces);
+    if (!device.try_map(address, piece_bytes, pieces)) {
+      throw std::runtime_error{"the device has no memory for page tables"};
+    }
     if (counts_map) {
       state.PauseTiming();
     } else {

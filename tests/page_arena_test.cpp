@@ -50,11 +50,12 @@ TEST_SUITE("page_arena") {
   /// The same, with a call that moves mapped pages to other addresses.
   struct MovesMapped : CheapPieces {
     using CheapPieces::CheapPieces;
-    void map(void* p, std::size_t bytes, std::span<physical_type const> pieces) {
-      CheapPieces::map(p, bytes, pieces);
+    bool try_map(void* p, std::size_t bytes, std::span<physical_type const> pieces) {
+      REQUIRE(CheapPieces::try_map(p, bytes, pieces));
       for (std::size_t i = 0; i < pieces.size(); ++i) {
         REQUIRE(mapped.emplace(static_cast<std::byte*>(p) + i * bytes, pieces[i]).second);
       }
+      return true;
     }
     void unmap(void* p, std::size_t bytes) noexcept {
       CheapPieces::unmap(p, bytes);
@@ -73,7 +74,7 @@ TEST_SUITE("page_arena") {
       if (fails) {
         throw DeviceError{"the system has no memory for that"};
       }
-      map(to, page, pieces);
+      (void)try_map(to, page, pieces);
       ++moves;
       moved_pages += pieces.size();
     }
@@ -108,6 +109,16 @@ TEST_SUITE("page_arena") {
     std::size_t wanted_bytes = 0;
     std::size_t bytes_of_others = 0;
     std::vector<typename Base::physical_type> taken_by_others;
+  };
+
+  /// A device that has memory for the tables of a limited number of mappings.
+  struct FewTables : Device {
+    using Device::Device;
+    bool try_map(void* p, std::size_t bytes, std::span<physical_type const> pieces) {
+      return mappings_left-- != 0 && Device::try_map(p, bytes, pieces);
+    }
+
+    std::size_t mappings_left = 0;
   };
 
   struct TrimWatch {
@@ -451,6 +462,35 @@ TEST_SUITE("page_arena") {
     CHECK(std::count(host, host + 2 * page, 7) == 2 * page);
     rig.device.free_pinned(host, 2 * page);
     rig.device.end_others();
+  }
+
+  TEST_CASE("PageArena: memory that the device has no page tables for is given back to it") {
+    PageRig<true, FewTables> rig{8};
+    rig.device.mappings_left = 3;
+    Placement const first = rig.take_mapped(2);
+    Placement const second = rig.take_parked(3);
+    Placement const parked = rig.take_parked(1);
+
+    // Takes the two pages that were never mapped, and one of those that are parked.
+    rig.device.mappings_left = 0;
+    Placement const refused = rig.take(3);
+    CHECK(rig.arena.map(refused.range).is_refused);
+    rig.arena.park(refused.range, {});
+    std::size_t const reserved_bytes = rig.arena.reserved_bytes();
+    CHECK(reserved_bytes < 8 * page);
+    CHECK(rig.device.usage().device_bytes == reserved_bytes);
+
+    rig.device.mappings_left = 8;
+    Segment growth = rig.arena.growth_for(6 * page);
+    REQUIRE(rig.arena.try_reserve(growth));
+    rig.arena.add_segment(growth);
+    for (Placement const& placement : {second, parked}) {
+      REQUIRE(rig.arena.try_retake(placement.range));
+      (void)rig.map(placement);
+    }
+    CHECK(rig.device.usage().device_bytes == 8 * page);
+    rig.device.fill(first.address, 1, 2 * page, rig.stream);
+    rig.device.fill(second.address, 1, 3 * page, rig.stream);
   }
 
   TEST_CASE("PageArena: a piece that cannot be created is no longer counted as reserved") {

@@ -122,8 +122,9 @@ class PageArena {
   }
 
   /// Maps the range's pages to its address. Making a new piece can fail, if the device has given
-  /// the memory of the old ones to another program meanwhile: the result then has `is_refused` set,
-  /// that memory is no longer reserved, and the caller must give back or park the range. May wait
+  /// the memory of the old ones to another program meanwhile, and so can mapping pieces, if the
+  /// device has no memory for its page tables: the result then has `is_refused` set, the memory of
+  /// those pieces is no longer reserved, and the caller must give back or park the range. May wait
   /// on the host.
   ///
   /// @throws DeviceError; what was mapped stays mapped, and the caller must give back or park the
@@ -167,7 +168,13 @@ class PageArena {
         ++i;
         continue;
       }
-      device_->map(base_ + at * page_bytes_, pages * page_bytes_, run_);
+      if (!device_->try_map(base_ + at * page_bytes_, pages * page_bytes_, run_)) {
+        for (std::size_t unmapped = begin; unmapped < i; ++unmapped) {
+          release_memory(range.pieces[unmapped]);
+        }
+        result.is_refused = true;
+        return result;
+      }
       for (std::size_t mapped = begin; mapped < i; ++mapped, at += pages) {
         pieces_[range.pieces[mapped]].mapped_at = at;
         std::fill_n(piece_at_.begin() + at, pages, range.pieces[mapped]);
@@ -657,6 +664,13 @@ class PageArena {
     --pieces_of_[piece.pages];
     piece = Piece{};
     piece.next = std::exchange(unused_head_, index);
+  }
+  /// Gives the memory of a piece that is not mapped back to the device; the piece is awaited then.
+  void release_memory(std::uint32_t index) noexcept {
+    Piece& piece = pieces_[index];
+    device_->release_physical(piece.physical);
+    piece.is_there = false;
+    awaited_.push_back(index);
   }
   /// Creates the awaited pieces. @returns false if the device has refused some; these stay awaited
   [[nodiscard]] bool try_create() {

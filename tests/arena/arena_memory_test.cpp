@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <limits>
+#include <span>
 
 TEST_SUITE("arena_memory") {
   namespace {
@@ -85,6 +86,20 @@ TEST_SUITE("arena_memory") {
       CHECK_THROWS_AS((void)memory.try_reserve(segment), DeviceError);
       CHECK(device.usage().device_bytes == 0);
     }
+  }
+
+  TEST_CASE("ArenaMemory: if the device has no memory for page tables, nothing is taken") {
+    struct NoTables : SimApi {
+      using SimApi::SimApi;
+      bool try_map(void* /*p*/, std::size_t /*bytes*/, std::span<physical_type const> /*pieces*/) {
+        return false;
+      }
+    };
+    NoTables device{{.capacity_bytes = 4 * piece, .granularity_bytes = 16_KiB}};
+    ArenaMemory<NoTables> memory{device, 1_MiB, piece};
+    Segment segment{memory.base(), 2 * piece, {}};
+    CHECK_FALSE(memory.try_reserve(segment));
+    CHECK(device.usage().device_bytes == 0);
   }
 
   TEST_CASE("ArenaMemory: a range where pieces are mapped already is refused unchanged") {

@@ -90,7 +90,7 @@ TEST_SUITE("device_api") {
     CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, free_address);
     CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, try_create_physical);
     CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, release_physical);
-    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, map);
+    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, try_map);
     CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, unmap);
     CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, copy);
   }
@@ -120,6 +120,6 @@ TEST_SUITE("device_api") {
     CHECK_REFUSES(VirtualMemoryApi, HostPagedApi, void free_address(void*, std::size_t));
     CHECK_REFUSES(VirtualMemoryApi, HostPagedApi, Physical try_create_physical(std::size_t));
     CHECK_REFUSES(VirtualMemoryApi, HostPagedApi, void unmap(void*, std::size_t));
-    CHECK_REFUSES(VirtualMemoryApi, HostPagedApi, void map(void*, std::size_t, Physical));
+    CHECK_REFUSES(VirtualMemoryApi, HostPagedApi, bool try_map(void*, std::size_t, Physical));
   }
 }

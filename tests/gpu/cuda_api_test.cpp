@@ -232,7 +232,7 @@ TEST_SUITE("gpu") {
     void* const address = api.reserve_address(n);
     auto const physical = api.try_create_physical(n);
     REQUIRE(physical.has_value());
-    api.map(address, n, {&*physical, 1});
+    REQUIRE(api.try_map(address, n, {&*physical, 1}));
     api.unmap(address, n);
     api.release_physical(*physical);
     api.free_address(address, n);

@@ -120,7 +120,8 @@ CUresult mem_map(CUdeviceptr address,
     auto const found = fake->physical.find(handle);
     require(found != fake->physical.end() && found->second.bytes == bytes && offset == 0 &&
             flags == 0);
-    found->second.device->sim->map(pointer_of(address), bytes, {&found->second.sim, 1});
+    require(
+        found->second.device->sim->try_map(pointer_of(address), bytes, {&found->second.sim, 1}));
     fake->mapped_without_access[address] = {bytes, Fake::RangeKind::mapped, found->second.device};
   });
 }

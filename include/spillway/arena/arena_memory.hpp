@@ -177,7 +177,10 @@ class ArenaMemory {
         piece = {bytes, *physical};
         run.push_back(*physical);
       }
-      device_->map(begin, bytes, run);
+      if (!device_->try_map(begin, bytes, run)) {
+        release_added();
+        return false;
+      }
     } catch (...) {
       release_added();
       throw;

@@ -16,7 +16,7 @@
 /// | concept              | asks for                      | then the library                      |
 /// |----------------------|-------------------------------|---------------------------------------|
 /// | `BatchCopyApi`       | `copy_batch`                  | copies many blocks at once            |
-/// | `VirtualMemoryApi`   | `reserve_address`, `map`, ... | can remap instead of move             |
+/// | `VirtualMemoryApi`   | `reserve_address`, `try_map`  | can remap instead of move             |
 /// | `CheapPiecesApi`     | `has_cheap_pieces` is true    | maps single pages, and makes no       |
 /// |                      |                               | larger pieces                         |
 /// | `RemappingApi`       | `move_mapped`                 | takes memory from where it is mapped  |
@@ -82,8 +82,9 @@ concept BatchCopyApi =
 /// | `d.free_address(p, n)`     | give it back; nothing is mapped there                           |
 /// | `d.try_create_physical(n)` | device memory without an address, nothing if the device is full |
 /// | `d.release_physical(m)`    | give it back; it is mapped nowhere                              |
-/// | `d.map(p, n, ms)`          | map all of `ms`, each of `n` bytes, side by side from `p` on,   |
-/// |                            | readable and writable by the device                             |
+/// | `d.try_map(p, n, ms)`      | map all of `ms`, each of `n` bytes, side by side from `p` on,   |
+/// |                            | readable and writable by the device; false, with no effect, if  |
+/// |                            | the device has no memory for the mapping itself                 |
 /// | `d.unmap(p, n)`            | unmap whole mappings, one or several that lie side by side; all |
 /// |                            | work that touches them has finished                             |
 ///
@@ -101,7 +102,7 @@ concept VirtualMemoryApi =
       { d.try_create_physical(n) }
                                         -> std::same_as<std::optional<typename D::physical_type>>;
       { d.release_physical(m)    } noexcept -> std::same_as<void>;
-      { d.map(p, n, ms)          }          -> std::same_as<void>;
+      { d.try_map(p, n, ms)      }          -> std::same_as<bool>;
       { d.unmap(p, n)            } noexcept -> std::same_as<void>;
     };
 

@@ -17,6 +17,7 @@
 #include <optional>
 #include <random>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -247,6 +248,25 @@ TEST_SUITE("cuda_allocator") {
       CHECK(fake.cuda.calls("cuMemUnmap") == 1);
     }
     CHECK(fake.cuda.calls("cuMemRelease") == 2);
+  }
+
+  TEST_CASE_TEMPLATE("DeviceAllocator: a mapping that lacks memory for page tables is no error",
+                     A,
+                     Allocator,
+                     DeviceAllocator<Remapping>) {
+    FakeRuntime fake;
+    CudaApi device;
+    A allocator{device,
+                {.capacity_bytes = 16_MiB,
+                 .initial_bytes = 8_MiB,
+                 .grows_in_place = std::is_same_v<A, Allocator>}};
+    SwappableBuffer<A> const first{allocator, 8_MiB};
+    fake.cuda.fail_next("cuMemSetAccess", cudaErrorMemoryAllocation);
+    SwappableBuffer<A> const second{allocator, 8_MiB};
+    CHECK(allocator.residency(second.id()) == Residency::device);
+    // Pages are tried once more; growth in place is not, so that the first block leaves.
+    CHECK(allocator.residency(first.id()) ==
+          (std::is_same_v<A, Allocator> ? Residency::none : Residency::device));
   }
 
   TEST_CASE(

@@ -577,7 +577,7 @@ TEST_SUITE("cuda_api") {
     void* const address = api.reserve_address(n);
     auto const physical = api.try_create_physical(n);
     REQUIRE(physical.has_value());
-    api.map(address, n, {&*physical, 1});
+    REQUIRE(api.try_map(address, n, {&*physical, 1}));
     api.allow_access(1);
     api.unmap(address, n);
     api.release_physical(*physical);
@@ -630,7 +630,7 @@ TEST_SUITE("cuda_api") {
     cudaStream_t const stream = api.create_stream();
 
     for (auto const physical : {*first, *second}) {
-      api.map(address, n, {&physical, 1});
+      REQUIRE(api.try_map(address, n, {&physical, 1}));
       api.fill(address, 3, n, stream);
       api.synchronize(stream);
       api.unmap(address, n);
@@ -660,7 +660,7 @@ TEST_SUITE("cuda_api") {
       void* const address = api.reserve_address(n);
       auto const physical = api.try_create_physical(n);
       REQUIRE(physical.has_value());
-      api.map(address, n, {&*physical, 1});
+      REQUIRE(api.try_map(address, n, {&*physical, 1}));
       bool const is_capable = cuda.physical.at(*physical).is_rdma_capable;
       api.unmap(address, n);
       api.release_physical(*physical);
@@ -687,7 +687,7 @@ TEST_SUITE("cuda_api") {
     void* const address = api.reserve_address(n);
     auto const physical = api.try_create_physical(n);
     REQUIRE(physical.has_value());
-    api.map(address, n, {&*physical, 1});
+    REQUIRE(api.try_map(address, n, {&*physical, 1}));
 
     cuda.fail_next("cuMemUnmap", cudaErrorUnknown);
     api.unmap(address, n);
@@ -709,8 +709,12 @@ TEST_SUITE("cuda_api") {
     auto const physical = api.try_create_physical(n);
     cuda.fail_next("cuMemSetAccess", cudaErrorNotSupported);
 
-    CHECK_THROWS_AS(api.map(address, n, {&*physical, 1}), CudaError);
-    api.map(address, n, {&*physical, 1});
+    CHECK_THROWS_AS((void)api.try_map(address, n, {&*physical, 1}), CudaError);
+    for (std::string const call : {"cuMemMap", "cuMemSetAccess"}) {
+      cuda.fail_next(call, cudaErrorMemoryAllocation);
+      CHECK_FALSE(api.try_map(address, n, {&*physical, 1}));
+    }
+    REQUIRE(api.try_map(address, n, {&*physical, 1}));
 
     api.unmap(address, n);
     api.release_physical(*physical);
@@ -727,7 +731,7 @@ TEST_SUITE("cuda_api") {
       pieces.push_back(*api.try_create_physical(n));
     }
 
-    api.map(address, n, pieces);
+    REQUIRE(api.try_map(address, n, pieces));
     CHECK(cuda.calls("cuMemMap") == 8);
     CHECK(cuda.calls("cuMemSetAccess") == 1);
     cudaStream_t const stream = api.create_stream();
@@ -738,10 +742,10 @@ TEST_SUITE("cuda_api") {
     CHECK_THROWS_AS(api.fill(address, 3, n, stream), CudaError);
 
     SUBCASE("if one piece cannot be mapped, those before it are unmapped") {
-      api.map(address + 2 * n, n, std::span{pieces}.last(1));
-      CHECK_THROWS_AS(api.map(address, n, std::span{pieces}.first(4)), CudaError);
+      REQUIRE(api.try_map(address + 2 * n, n, std::span{pieces}.last(1)));
+      CHECK_THROWS_AS((void)api.try_map(address, n, std::span{pieces}.first(4)), CudaError);
       CHECK_THROWS_AS(api.fill(address, 3, n, stream), CudaError);
-      api.map(address, n, std::span{pieces}.first(2));
+      REQUIRE(api.try_map(address, n, std::span{pieces}.first(2)));
       api.fill(address, 3, 3 * n, stream);
       api.synchronize(stream);
       api.unmap(address, 3 * n);
@@ -775,8 +779,8 @@ TEST_SUITE("cuda_api") {
         return false;
       }
     };
-    api.map(address, n, std::span{pieces}.first(3));
-    api.map(address + 4 * n, n, std::span{pieces}.last(1));
+    REQUIRE(api.try_map(address, n, std::span{pieces}.first(3)));
+    REQUIRE(api.try_map(address + 4 * n, n, std::span{pieces}.last(1)));
     api.unmap(address + n, n);
     CHECK_FALSE(can_copy(0));
 
@@ -793,7 +797,7 @@ TEST_SUITE("cuda_api") {
       CHECK(can_copy(piece));
     }
     CHECK_FALSE(can_copy(1));
-    api.map(address + n, n, {&pieces[3], 1});
+    REQUIRE(api.try_map(address + n, n, {&pieces[3], 1}));
     CHECK(cuda.calls("cuMemSetAccess") == before + 4);
     CHECK(can_copy(1));
 

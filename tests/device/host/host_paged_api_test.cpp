@@ -98,13 +98,13 @@ TEST_SUITE("host_paged_api") {
     auto* const p = static_cast<unsigned char*>(device.reserve_address(4 * n));
     CHECK_FALSE(support::is_readable(p + n));
     std::array const two{*device.try_create_physical(n), *device.try_create_physical(n)};
-    device.map(p + n, n, two);
+    REQUIRE(device.try_map(p + n, n, two));
     CHECK(support::is_readable(p + n));
     CHECK_FALSE(support::is_readable(p));
     CHECK_FALSE(support::is_readable(p + 3 * n));
     device.unmap(p + n, 2 * n);
     CHECK_FALSE(support::is_readable(p + n));
-    device.map(p + n, n, {two.data(), 1});
+    REQUIRE(device.try_map(p + n, n, {two.data(), 1}));
     CHECK(support::is_readable(p + n));
     CHECK_FALSE(support::is_readable(p + 2 * n));
     device.move_mapped(p + 3 * n, p + n, n);
@@ -122,24 +122,24 @@ TEST_SUITE("host_paged_api") {
     constexpr std::size_t n = 2_MiB;
     auto* const p = static_cast<unsigned char*>(device.reserve_address(4 * n));
     std::array const two{*device.try_create_physical(n), *device.try_create_physical(n)};
-    device.map(p, n, two);
+    REQUIRE(device.try_map(p, n, two));
     std::memset(p, 5, 2 * n);
     device.unmap(p, 2 * n);
-    device.map(p + 2 * n, n, two);
+    REQUIRE(device.try_map(p + 2 * n, n, two));
     if (moves_pages()) {
       CHECK(p[2 * n] == 5);
       CHECK(p[4 * n - 1] == 5);
     }
     device.unmap(p + 2 * n, 2 * n);
     device.release_physical(two[0]);
-    device.map(p, n, {&two[1], 1});
+    REQUIRE(device.try_map(p, n, {&two[1], 1}));
     if (moves_pages()) {
       CHECK(p[0] == 5);
     }
     device.unmap(p, n);
     device.release_physical(two[1]);
     HostPhysical const other = *device.try_create_physical(n);
-    device.map(p, n, {&other, 1});
+    REQUIRE(device.try_map(p, n, {&other, 1}));
     CHECK(p[0] == 0);
     device.free_address(p, 4 * n);
   }
@@ -169,7 +169,7 @@ TEST_SUITE("host_paged_api") {
         while (pieces.size() < mapped + count) {
           pieces.push_back(*device.try_create_physical(n));
         }
-        device.map(p + first * n, n, {pieces.data(), count});
+        REQUIRE(device.try_map(p + first * n, n, {pieces.data(), count}));
         for (std::size_t page = first; page < first + count; ++page) {
           held[page] = static_cast<unsigned char>(1 + random() % 255);
           std::memset(p + page * n, held[page], n);
@@ -219,16 +219,16 @@ TEST_SUITE("host_paged_api") {
     constexpr std::size_t n = 1_MiB;
     auto* const p = static_cast<unsigned char*>(device.reserve_address(8 * n));
     std::vector<HostPhysical> const pieces = create_pieces(device, 8, n);
-    device.map(p, n, {pieces.data(), 2});
+    REQUIRE(device.try_map(p, n, {pieces.data(), 2}));
     device.unmap(p, 2 * n);
     device.free_address(p + 4 * n, 4 * n);  // so that the system cannot map the upper half
     // Spare pages are moved to the first part of the range, and the rest cannot be mapped.
-    CHECK_THROWS_AS(device.map(p, n, pieces), DeviceError);
+    CHECK_THROWS_AS((void)device.try_map(p, n, pieces), DeviceError);
     CHECK_FALSE(support::is_readable(p));
     CHECK_FALSE(support::is_readable(p + 2 * n));
     CHECK_FALSE(support::is_readable(p + 4 * n - 1));
 
-    device.map(p, n, {pieces.data(), 4});
+    REQUIRE(device.try_map(p, n, {pieces.data(), 4}));
     CHECK(support::is_readable(p));
     CHECK(support::is_readable(p + 4 * n - 1));
     device.unmap(p, 4 * n);
@@ -248,13 +248,13 @@ TEST_SUITE("host_paged_api") {
     constexpr std::size_t n = 1_MiB;
     auto* const p = static_cast<unsigned char*>(device.reserve_address(8 * n));
     std::vector<HostPhysical> const pieces = create_pieces(device, 4, n);
-    device.map(p, n, pieces);
+    REQUIRE(device.try_map(p, n, pieces));
     device.free_address(p + 5 * n, 3 * n);  // so that the system puts nothing there
     CHECK_THROWS_AS(device.move_mapped(p + 4 * n, p, 4 * n), DeviceError);
     for (std::size_t i = 0; i < 8; ++i) {
       CHECK_FALSE(support::is_readable(p + i * n));
     }
-    device.map(p, n, pieces);
+    REQUIRE(device.try_map(p, n, pieces));
     CHECK(support::is_readable(p));
     CHECK(support::is_readable(p + 4 * n - 1));
     device.free_address(p, 5 * n);
@@ -269,10 +269,10 @@ TEST_SUITE("host_paged_api") {
       constexpr std::size_t pages = 64;
       auto* const p = static_cast<unsigned char*>(device.reserve_address(2 * pages * n));
       std::vector<HostPhysical> const pieces = create_pieces(device, pages, n);
-      device.map(p, n, {pieces.data(), spare});
+      REQUIRE(device.try_map(p, n, {pieces.data(), spare}));
       std::memset(p, 7, spare * n);
       device.unmap(p, spare * n);
-      device.map(p + pages * n, n, pieces);
+      REQUIRE(device.try_map(p + pages * n, n, pieces));
       CHECK((p[pages * n] == 7) == (spare == 4 && moves_pages()));
       CHECK(p[2 * pages * n - 1] == 0);
       device.free_address(p, 2 * pages * n);
@@ -286,13 +286,13 @@ TEST_SUITE("host_paged_api") {
     constexpr std::size_t pages = 20;
     auto* const p = static_cast<unsigned char*>(device.reserve_address(pages * n));
     std::vector<HostPhysical> const pieces = create_pieces(device, pages, n);
-    device.map(p, n, {pieces.data(), 1});
+    REQUIRE(device.try_map(p, n, {pieces.data(), 1}));
     std::memset(p, 7, n);
     device.unmap(p, n);
-    device.map(p, n, pieces);  // the spare page is too small a part of this range
+    REQUIRE(device.try_map(p, n, pieces));  // the spare page is too small a part of this range
     std::memset(p, 8, pages * n);
     device.unmap(p, pages * n);
-    device.map(p, n, {pieces.data(), 1});
+    REQUIRE(device.try_map(p, n, {pieces.data(), 1}));
     CHECK(p[0] != 7);
     device.free_address(p, pages * n);
   }
@@ -305,7 +305,7 @@ TEST_SUITE("host_paged_api") {
     auto* const p = static_cast<unsigned char*>(device.reserve_address(2 * n));
     if (::madvise(p, 0, MADV_POPULATE_WRITE) == 0) {  // else the system does not know it
       std::array const two{*device.try_create_physical(n), *device.try_create_physical(n)};
-      device.map(p, n, two);
+      REQUIRE(device.try_map(p, n, two));
       std::vector<unsigned char> is_there(2 * n / static_cast<std::size_t>(::getpagesize()));
       REQUIRE(::mincore(p, 2 * n, is_there.data()) == 0);
       CHECK(std::all_of(is_there.begin(), is_there.end(), [](auto page) { return page & 1; }));
@@ -322,7 +322,7 @@ TEST_SUITE("host_paged_api") {
     std::size_t const n = device.granularity_bytes();
     auto* const p = static_cast<unsigned char*>(device.reserve_address(n));
     HostPhysical const physical = *device.try_create_physical(n);
-    device.map(p, n, {&physical, 1});
+    REQUIRE(device.try_map(p, n, {&physical, 1}));
     auto const stream = device.create_stream();
     Gate gate;
     gate.close(device, stream);
@@ -344,7 +344,7 @@ TEST_SUITE("host_paged_api") {
     std::size_t const n = device.granularity_bytes();
     auto* const p = static_cast<unsigned char*>(device.reserve_address(n));
     HostPhysical const physical = *device.try_create_physical(n);
-    device.map(p, n, {&physical, 1});
+    REQUIRE(device.try_map(p, n, {&physical, 1}));
     p[0] = 5;
     auto const stream = device.create_stream();
     auto const copied = device.create_event();
@@ -372,7 +372,7 @@ TEST_SUITE("host_paged_api") {
     std::size_t const n = device.granularity_bytes();
     auto* const p = static_cast<unsigned char*>(device.reserve_address(2 * n));
     HostPhysical const physical = *device.try_create_physical(n);
-    device.map(p, n, {&physical, 1});
+    REQUIRE(device.try_map(p, n, {&physical, 1}));
     CHECK(support::is_readable(p));
     CHECK_FALSE(support::is_readable(p + n));
     device.unmap(p, n);
@@ -448,7 +448,7 @@ TEST_SUITE("host_paged_api") {
     constexpr std::size_t pages = 8;
     auto* const p = static_cast<unsigned char*>(device.reserve_address(2 * pages * n));
     std::vector<HostPhysical> const pieces = create_pieces(device, pages, n);
-    device.map(p, n, pieces);
+    REQUIRE(device.try_map(p, n, pieces));
     std::memset(p, 5, pages * n);
     device.unmap(p, 2 * n);  // spare pages and mapped ones
     // Both have the pages from 2 on, which the system cannot move while it has to keep them apart.
@@ -456,12 +456,12 @@ TEST_SUITE("host_paged_api") {
       bool is_right = !support::is_readable(p) && !support::is_readable(p + pages * n);
       is_right = is_right && p[2 * n] == 5 && p[pages * n - 1] == 5;
       device.unmap(p + 2 * n, 2 * n);
-      device.map(p + pages * n, n, {pieces.data(), 4});
+      REQUIRE(device.try_map(p + pages * n, n, {pieces.data(), 4}));
       std::memset(p + pages * n, byte, 4 * n);
       is_right = is_right && !support::is_readable(p + 2 * n) && p[4 * n] == 5;
       std::memset(p + 4 * n, byte, 4 * n);
       device.unmap(p + 4 * n, 4 * n);
-      device.map(p, n, {pieces.data() + 4, 4});
+      REQUIRE(device.try_map(p, n, {pieces.data() + 4, 4}));
       std::memset(p, byte, 4 * n);
       return is_right && p[pages * n] == byte && p[(pages + 4) * n - 1] == byte;
     };

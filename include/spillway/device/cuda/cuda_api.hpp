@@ -220,8 +220,9 @@ class CudaApi {
   void release_physical(physical_type memory) noexcept {
     virtual_memory_.release_physical(memory);
   }
-  void map(void* address, std::size_t size_bytes, std::span<physical_type const> pieces) {
-    virtual_memory_.map(address, size_bytes, pieces);
+  [[nodiscard]] bool
+  try_map(void* address, std::size_t size_bytes, std::span<physical_type const> pieces) {
+    return virtual_memory_.try_map(address, size_bytes, pieces);
   }
   void unmap(void* address, std::size_t size_bytes) noexcept {
     virtual_memory_.unmap(address, size_bytes);

@@ -120,7 +120,7 @@ class CudaVirtualMemory {
     is_supported_ = true;
   }
 
-  /// False if the device or its driver has no virtual memory; `reserve_address`, `map` and
+  /// False if the device or its driver has no virtual memory; `reserve_address`, `try_map` and
   /// `try_create_physical` then throw.
   [[nodiscard]] bool is_supported() const noexcept { return is_supported_; }
 
@@ -178,11 +178,12 @@ class CudaVirtualMemory {
   }
 
   /// Maps each piece with one call, then makes all of them accessible with one call. That one is
-  /// slow, since it writes the device's page tables.
-  void map(void* address, std::size_t size_bytes, std::span<physical_type const> pieces) {
+  /// slow, since it writes the device's page tables, for which the device may lack memory.
+  [[nodiscard]] bool
+  try_map(void* address, std::size_t size_bytes, std::span<physical_type const> pieces) {
     require_support();
     if (pieces.empty()) {
-      return;
+      return true;
     }
     CudaScope const scope{*context_};
     CudaCaptureBystander const bystander;
@@ -204,6 +205,9 @@ class CudaVirtualMemory {
       if (mapped_bytes != 0) {
         (void)unmap_(first, mapped_bytes);
       }
+      if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+        return false;
+      }
       cuda_driver_check(result);
     }
     try {
@@ -212,6 +216,7 @@ class CudaVirtualMemory {
       (void)unmap_(first, mapped_bytes);
       throw;
     }
+    return true;
   }
 
   /// If the driver refuses, the memory counts as mapped as before.

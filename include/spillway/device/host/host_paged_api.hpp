@@ -127,9 +127,9 @@ class BasicHostPagedApi : public HostApi {
     }
   }
   /// @throws DeviceError, std::bad_alloc; nothing of the range is mapped then
-  void map(void* p, std::size_t bytes, std::span<physical_type const> pieces);
+  [[nodiscard]] bool try_map(void* p, std::size_t bytes, std::span<physical_type const> pieces);
   void unmap(void* p, std::size_t bytes) noexcept;
-  /// Takes half the time of `unmap` and `map` with `HostRemap::pages`, and as much as both
+  /// Takes half the time of `unmap` and `try_map` with `HostRemap::pages`, and as much as both
   /// otherwise.
   ///
   /// @throws DeviceError, std::bad_alloc; nothing is mapped at either place then
@@ -213,7 +213,7 @@ class BasicHostPagedApi : public HostApi {
 
   // The caller of the following functions holds `pages_mutex_`.
 
-  /// Implements `map` for `HostRemap::mappings`.
+  /// Implements `try_map` for `HostRemap::mappings`.
   void map_runs(std::byte* begin, std::size_t bytes);
   /// Moves up to `bytes` of a spare run to `p`. @returns the bytes moved; 0 if the system refuses
   std::size_t move_in(std::byte* p, std::size_t bytes);
@@ -334,9 +334,9 @@ void BasicHostPagedApi<Lazy>::free_address(void* p, std::size_t bytes) noexcept 
 }
 
 template <class Lazy>
-void BasicHostPagedApi<Lazy>::map(void* p,
-                                  std::size_t bytes,
-                                  std::span<physical_type const> pieces) {
+bool BasicHostPagedApi<Lazy>::try_map(void* p,
+                                      std::size_t bytes,
+                                      std::span<physical_type const> pieces) {
   std::lock_guard const guard{pages_mutex_};
   auto* const begin = static_cast<std::byte*>(p);
   if (mover_.is_open()) {
@@ -344,6 +344,7 @@ void BasicHostPagedApi<Lazy>::map(void* p,
   } else {
     map_runs(begin, pieces.size() * bytes);
   }
+  return true;
 }
 
 template <class Lazy>

@@ -97,7 +97,7 @@ class BasicSimApi {
   void free_address(void* p, std::size_t bytes) noexcept;
   [[nodiscard]] std::optional<physical_type> try_create_physical(std::size_t bytes);
   void release_physical(physical_type physical) noexcept;
-  void map(void* p, std::size_t bytes, std::span<physical_type const> pieces);
+  [[nodiscard]] bool try_map(void* p, std::size_t bytes, std::span<physical_type const> pieces);
   void unmap(void* p, std::size_t bytes) noexcept;
 
   /// Keeps `stream` busy for `duration_ns`, like a kernel that touches no memory. A stepped device
@@ -468,7 +468,9 @@ void BasicSimApi<Executor>::release_physical(physical_type physical) noexcept {
 }
 
 template <class Executor>
-void BasicSimApi<Executor>::map(void* p, std::size_t bytes, std::span<physical_type const> pieces) {
+bool BasicSimApi<Executor>::try_map(void* p,
+                                    std::size_t bytes,
+                                    std::span<physical_type const> pieces) {
   lock_type const lock = enter("map");
   faults_.strike(SimCall::map, "map");
   auto* const first = static_cast<std::byte*>(p);
@@ -485,6 +487,7 @@ void BasicSimApi<Executor>::map(void* p, std::size_t bytes, std::span<physical_t
   }
   ++calls_.maps;
   calls_.mapped_pieces += pieces.size();
+  return true;
 }
 
 template <class Executor>
