@@ -257,10 +257,10 @@ class BasicLayoutSnapshot {
     plan.moves.reserve(answer.moves.size());
     claims.steps.reserve(answer.moves.size());
     claims.pieces.reserve(answer.moves.size() + 1);
-    std::size_t near = 0;
+    std::size_t hint = 0;
     for (auto const [block, to] : answer.moves) {
       std::uint32_t const count = blocks_[block].count;
-      std::uint32_t const before = node_before(list, to, near);
+      std::uint32_t const before = node_before(list, to, hint);
       Move& move = plan.moves.emplace_back();  // filled in place, which saves a copy
       move.range = RangeId{nodes_[block]};
       move.owner = list.table[nodes_[block]].owner();
@@ -276,7 +276,7 @@ class BasicLayoutSnapshot {
       claims.steps.push_back({nodes_[block], to});
       claims.pieces.push_back({before, to, count});
     }
-    MoveClaims::Piece const room{node_before(list, answer.first, near), answer.first, answer.count};
+    MoveClaims::Piece const room{node_before(list, answer.first, hint), answer.first, answer.count};
     // Only after all moves are converted, since `node_before` needs the old places, and a block may
     // move more than once.
     for (std::size_t i = 0; i < plan.moves.size(); ++i) {
@@ -307,18 +307,18 @@ class BasicLayoutSnapshot {
 
  private:
   // Returns the last range that starts at or before `granule`, or the next one if a stretch starts
-  // there. `near` is a hint, the number of a block near the last result, and is updated: the next
-  // call mostly looks behind the same block or the one above it.
+  // there. Updates `hint`, the number of a block beside the last result: the next call mostly looks
+  // behind the same block or the one above it.
   [[nodiscard]] std::uint32_t
-  node_before(RangeList const& list, std::uint32_t granule, std::size_t& near) const {
+  node_before(RangeList const& list, std::uint32_t granule, std::size_t& hint) const {
     auto const is_after = [&](std::size_t i) {
       return (i == 0 || blocks_[i - 1].first <= granule) &&
              (i == blocks_.size() || granule < blocks_[i].first);
     };
-    if (!is_after(near)) {
-      near = near != blocks_.size() && is_after(near + 1) ? near + 1 : number_after(granule);
+    if (!is_after(hint)) {
+      hint = hint != blocks_.size() && is_after(hint + 1) ? hint + 1 : number_after(granule);
     }
-    return near == 0 ? list.front(list.segments().front()) : nodes_[near - 1];
+    return hint == 0 ? list.front(list.segments().front()) : nodes_[hint - 1];
   }
   // The number of the first block that starts after `granule`.
   [[nodiscard]] std::size_t number_after(std::uint32_t granule) const {

@@ -36,8 +36,8 @@ class CudaPinnedMemory {
   /// @throws CudaError, std::bad_alloc; nothing is left behind
   [[nodiscard]] void* try_allocate(std::size_t size_bytes, int node) {
     if (node >= 0) {
-      if (void* const near = try_map_near(size_bytes, node); near != nullptr) {
-        return near;
+      if (void* const mapped = try_map_near(size_bytes, node); mapped != nullptr) {
+        return mapped;
       }
     }
     void* memory = nullptr;

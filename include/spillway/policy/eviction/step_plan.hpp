@@ -378,11 +378,11 @@ class BasicStepPlan {
     };
     kept_free_bytes_ =
         static_cast<std::int64_t>(options_.kept_free * static_cast<double>(capacity_bytes));
-    std::uint32_t const far = options_.ahead_ops;
+    std::uint32_t const most_ops = options_.ahead_ops;
     double const most_extra =
         options_.most_extra + options_.most_extra_of_excess * std::max(0.0, away_part_ - 0.1);
-    if (costs_little(far, most_extra) || costs_little(far / 4, most_extra) ||
-        costs_little(std::min(far, next_ops), options_.most_extra_for_next)) {
+    if (costs_little(most_ops, most_extra) || costs_little(most_ops / 4, most_extra) ||
+        costs_little(std::min(most_ops, next_ops), options_.most_extra_for_next)) {
       return;
     }
     choose(record, capacity_bytes, 0, AbsenceCover::no_bound);

@@ -39,13 +39,13 @@ class BasicScheduleLookahead {
   void candidates(AccessSchedule const& schedule, Visit visit) const {
     // No more than a step is in sight, and turns beyond it would be idle.
     auto const most = std::min<std::size_t>(options_.lookahead_ops, schedule.record().length());
-    std::size_t const near = std::min(most, near_ops);
-    if (!offer(schedule, 0, near, visit) || near == most) {
+    std::size_t const next = std::min(most, near_ops);
+    if (!offer(schedule, 0, next, visit) || next == most) {
       return;
     }
-    std::size_t const far = most - near;
-    auto const turn = static_cast<std::size_t>(schedule.position()) * far_ops_a_use % far;
-    offer(schedule, near + turn, std::min(far_ops, far - turn), visit);
+    std::size_t const later = most - next;
+    auto const turn = static_cast<std::size_t>(schedule.position()) * far_ops_a_use % later;
+    offer(schedule, next + turn, std::min(far_ops, later - turn), visit);
   }
 
   [[nodiscard]] std::size_t max_inflight_bytes() const noexcept {
