@@ -77,6 +77,25 @@ TEST_SUITE("stream") {
     CHECK(device.usage().streams == streams_before);
   }
 
+  TEST_CASE("Stream: an empty one is refused by every call that takes a stream") {
+    SimApi device{{.capacity_bytes = 64_MiB}};
+    SmallAllocator memory{device, support::small_options(1_MiB)};
+    SmallBuffer buffer{memory, 1000};
+    SmallStream moved = memory.create_stream();
+    SmallStream const stream = std::move(moved);
+    SmallStream const never_made;
+    for (SmallStream const* const empty : {&std::as_const(moved), &never_made}) {
+      CHECK_THROWS_WITH_AS((void)buffer.acquire_write(*empty),
+                           doctest::Contains("Stream: the stream is empty"),
+                           ContractViolation);
+      CHECK_THROWS_AS((void)memory.acquire_all(*empty, writes(buffer)), ContractViolation);
+      CHECK_THROWS_AS((void)memory.mark(*empty), ContractViolation);
+      CHECK_THROWS_AS(device.launch(*empty, [] {}), ContractViolation);
+    }
+    CHECK(memory.stats().leased.blocks.current == 0);
+    CHECK_NOTHROW((void)buffer.acquire_write(stream));
+  }
+
   TEST_CASE("Stream: a lease that outlives its stream delays nobody") {
     SimApi device{{.capacity_bytes = 64_MiB}};
     SmallAllocator memory{device, support::small_options(1_MiB)};

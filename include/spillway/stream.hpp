@@ -10,10 +10,10 @@ namespace spillway {
 /// Owns a stream of an allocator's device: creates it, and in the destructor retires it
 /// (`DeviceAllocator::retire_stream`) and destroys it. Made by `DeviceAllocator::create_stream`.
 ///
-/// Converts to the device's `stream_type`, so it can be passed wherever a stream is wanted. Leases
-/// that were acquired on it must end before it is destroyed, and it must be destroyed before its
-/// allocator. Work that has been enqueued on it still runs. If the allocator cannot retire it (see
-/// `retire_stream`), the stream is not destroyed.
+/// Converts to the device's `stream_type`, so it can be passed wherever a stream is wanted; an
+/// empty one is refused there. Leases that were acquired on it must end before it is destroyed, and
+/// it must be destroyed before its allocator. Work that has been enqueued on it still runs. If the
+/// allocator cannot retire it (see `retire_stream`), the stream is not destroyed.
 ///
 /// Threads  thread-compatible; the device's stream may be used by several threads, as in CUDA.
 template <class Allocator>
@@ -47,16 +47,21 @@ class Stream {
     }
   }
 
-  /// Returns the device's handle of the stream.
+  /// Returns the device's handle of the stream. That of an empty object is `stream_type{}`, which
+  /// may name a stream, too: on CUDA the default stream.
   [[nodiscard]] stream_type get() const noexcept { return handle_; }
+  /// The handle, for calls that take a stream. @throws ContractViolation if there is no stream
   // NOLINTNEXTLINE(google-explicit-constructor): a stream is passed as what the device calls one
-  operator stream_type() const noexcept { return handle_; }
+  operator stream_type() const {
+    expects(!empty(), what_is_empty, {}, "Stream");
+    return handle_;
+  }
 
   /// Waits on the host for all work that has been enqueued here.
   ///
   /// @throws ContractViolation if there is no stream; DeviceError
   void synchronize(CallSite site = {}) const {
-    expects(!empty(), "the stream is empty: it was moved from, or never made", site);
+    expects(!empty(), what_is_empty, site);
     allocator_->device().synchronize(handle_);
   }
 
@@ -65,6 +70,9 @@ class Stream {
   [[nodiscard]] explicit operator bool() const noexcept { return !empty(); }
 
  private:
+  static constexpr char const* what_is_empty =
+      "the stream is empty: it was moved from, or never made; create_stream() makes one";
+
   Allocator* allocator_ = nullptr;  // not owned
   stream_type handle_{};
 };
