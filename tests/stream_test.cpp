@@ -5,13 +5,18 @@
 
 #include <doctest/doctest.h>
 
+#include <csignal>
+#include <string>
 #include <type_traits>
 #include <utility>
 
+#include <support/death.hpp>
 #include <support/small_allocator.hpp>
 
 using namespace spillway;
 using namespace spillway::literals;
+using spillway::test::Death;
+using spillway::test::death_of;
 using spillway::testing::SteppedSimApi;
 using support::SmallAllocator;
 using support::SmallBuffer;
@@ -94,6 +99,21 @@ TEST_SUITE("stream") {
     }
     CHECK(memory.stats().leased.blocks.current == 0);
     CHECK_NOTHROW((void)buffer.acquire_write(stream));
+  }
+
+  TEST_CASE("Stream: an allocator that ends before a stream ends the program and says so") {
+    Death const death = death_of([] {
+      SimApi device{{.capacity_bytes = 64_MiB}};
+      SmallStream longest;
+      SmallAllocator memory{device, support::small_options(1_MiB)};
+      SmallStream moved = memory.create_stream();
+      longest = std::move(moved);
+      (void)memory.create_stream();
+      memory.close();  // no block is left
+    });
+    CAPTURE(death.message);
+    CHECK(death.signal == SIGABRT);
+    CHECK(death.message.find("streams from its create_stream exist") != std::string::npos);
   }
 
   TEST_CASE("Stream: a lease that outlives its stream delays nobody") {

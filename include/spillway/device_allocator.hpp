@@ -26,6 +26,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
@@ -133,11 +134,13 @@ class DeviceAllocator {
 
   /// Waits on the host for all work that uses this allocator's memory, then gives it back.
   ///
-  /// All buffers and leases must have been destroyed before, since they refer to the allocator.
-  /// Otherwise the program is terminated by the ContractViolation that `close` would have thrown.
+  /// All buffers, leases and `Stream`s must have been destroyed before, since they refer to the
+  /// allocator. Otherwise the program is terminated by a ContractViolation: for buffers and leases
+  /// by the one that `close` would have thrown.
   ~DeviceAllocator();  // NOLINT(bugprone-exception-escape): that is how it ends the program
 
-  /// Checks that the allocator may be destroyed.
+  /// Checks that no block is left, so that the allocator may be destroyed. Only the destructor
+  /// checks that no `Stream` is left.
   ///
   /// @throws ContractViolation if blocks exist; it says how many, and how many of them are leased
   void close() const {
@@ -608,6 +611,7 @@ class DeviceAllocator {
 
  private:
   friend lease_type;
+  friend Stream<DeviceAllocator>;
   using Arena = ArenaOf<Policies>;
   using Pool = HostSwapPool<device_type, file_io_type>;
   using Monitor = detail::Monitor<typename Policies::lock>;
@@ -667,6 +671,7 @@ class DeviceAllocator {
       make(*static_cast<stream_type const*>(stream), addresses, result);
     };
   }
+  void count_streams(int change) noexcept { stream_count_ += change; }
   void release(LeaseRecord const& lease) noexcept;
   void free_now_or_later(BlockId id, detail::BlockRecord& block) noexcept {
     if (block.is_leased()) {
@@ -798,6 +803,7 @@ class DeviceAllocator {
   detail::LookAhead<Policies> look_ahead_{
       arena_, prefetcher_, blocks_, transfers_, reclaimer_, journal_, monitor_, paging_};
   detail::SyncCopier<device_type> copier_{*device_};
+  std::atomic<int> stream_count_{0};  // `Stream`s that refer to this object
 };
 
 template <PolicySet Policies>
@@ -826,6 +832,10 @@ DeviceAllocator<Policies>::DeviceAllocator(std::unique_ptr<device_type> owned,
 template <PolicySet Policies>
 DeviceAllocator<Policies>::~DeviceAllocator() {  // NOLINT(bugprone-exception-escape): see above
   close();
+  expects(stream_count_ == 0,
+          "an allocator ends while streams from its create_stream exist: destroy these first",
+          {},
+          "~DeviceAllocator");
   try {
     synchronize();
   } catch (DeviceError const&) {  // NOLINT(bugprone-empty-catch): a dead device has no work left

@@ -26,7 +26,9 @@ class Stream {
   /// @param allocator  not owned; must outlive the stream
   /// @throws DeviceError
   explicit Stream(Allocator& allocator)
-      : allocator_{&allocator}, handle_{allocator.device().create_stream()} {}
+      : allocator_{&allocator}, handle_{allocator.device().create_stream()} {
+    count(1);
+  }
   Stream(Stream&& other) noexcept
       : allocator_{std::exchange(other.allocator_, nullptr)},
         handle_{std::exchange(other.handle_, {})} {}
@@ -44,6 +46,7 @@ class Stream {
       } catch (
           ...) {  // NOLINT(bugprone-empty-catch): the allocator still names the stream; it stays
       }
+      count(-1);
     }
   }
 
@@ -70,6 +73,13 @@ class Stream {
   [[nodiscard]] explicit operator bool() const noexcept { return !empty(); }
 
  private:
+  /// Lets the allocator know how many streams would outlive it, if it ended now.
+  void count(int change) noexcept {
+    if constexpr (requires { allocator_->count_streams(change); }) {
+      allocator_->count_streams(change);
+    }
+  }
+
   static constexpr char const* what_is_empty =
       "the stream is empty: it was moved from, or never made; create_stream() makes one";
 
