@@ -38,6 +38,14 @@ constexpr bool can_be_element = requires {
 };
 static_assert(can_be_element<std::array<float, 3>>);
 static_assert(!can_be_element<std::string>, "elements are copied byte by byte");
+struct alignas(granule_bytes) Aligned {
+  char byte;
+};
+struct alignas(2 * granule_bytes) OverAligned {
+  char byte;
+};
+static_assert(can_be_element<Aligned>);
+static_assert(!can_be_element<OverAligned>, "a block may begin at any multiple of 256");
 
 // Uses that a lease for reading does not allow do not compile.
 template <class Lease>

@@ -79,8 +79,10 @@ class TensorLease {
 /// Threads  thread-compatible: distinct tensors may be used at once, and const calls of one tensor.
 /// Streams  as `SwappableBuffer`; functions ending in `_sync` wait on the host.
 /// Address  fixed only while a lease is held.
+/// @tparam T  trivially copyable, since it is copied byte by byte; aligned to at most 256 bytes, as
+///            blocks are
 template <class T, std::size_t Rank, Pager P>
-  requires std::is_trivially_copyable_v<T>
+  requires(std::is_trivially_copyable_v<T> && alignof(T) <= granule_bytes)
 class SwappableTensor {
  public:
   using element_type = T;
