@@ -290,6 +290,42 @@ TEST_SUITE("bad input") {
     it.check_intact();
   }
 
+  TEST_CASE("DeviceAllocator: the error for a host tier that does not exist says so") {
+    Witnessed it;
+    for (HostTier const first : {HostTier::file, HostTier::pageable}) {
+      it.allocator.set_first_host_tier(first);
+      auto const what = message_of<OutOfHostMemory>([&] { it.resident.buffer().swap_out(); });
+      CHECK(contains(what, "The first host tier is set to"));
+      CHECK_FALSE(contains(what, "full"));
+    }
+    it.allocator.set_first_host_tier(HostTier::pinned);
+    CHECK_NOTHROW(it.resident.buffer().swap_out());
+    it.check_intact();
+    auto options = small_options(1_MiB);
+    options.host.pinned_bytes = 0;
+    options.paging.swapping = false;  // or there would be pinned memory by default
+    SmallBench bench{options};
+    KnownBytes known{bench, 1000, 1};
+    CHECK(contains(message_of<OutOfHostMemory>([&] { known.buffer().swap_out(); }),
+                   "The host pool has no tier"));
+  }
+
+  TEST_CASE("DeviceAllocator: an error for memory that the device does not have names no tier") {
+    SimApi device{{.capacity_bytes = 1_MiB}};
+    auto options = small_options(4_MiB);
+    auto what = message_of<OutOfDeviceMemory>([&] { SmallAllocator{device, options}; });
+    CHECK(contains(what, "requested 4194304 bytes; capacity 4194304"));
+    CHECK(contains(what, "The device has 1048576 bytes free: lower capacity_bytes"));
+    CHECK_FALSE(contains(what, "host pool"));
+    CHECK_FALSE(contains(what, "leased"));
+
+    options.initial_bytes = 512_KiB;
+    options.growth_bytes = 64_KiB;
+    SmallAllocator memory{device, options};
+    what = message_of<OutOfDeviceMemory>([&] { (void)memory.allocate(2_MiB); });
+    CHECK(contains(what, "The device does not have the rest of the capacity"));
+  }
+
   TEST_CASE("DeviceAllocator: the error for a full file system gives its reason") {
     auto options = small_options(1_MiB);
     options.host.pinned_bytes = 0;

@@ -649,9 +649,10 @@ DefragArena<Device, Fit, Compaction>::DefragArena(Device& device,
       MemoryReport report;
       report.requested_bytes = bytes;
       report.capacity_bytes = most_bytes_;
-      throw OutOfDeviceMemory{report,
-                              detail::Text{"The device has "} + device.memory_info().free_bytes +
-                                  " bytes free: reserve less at first, or lower the capacity"};
+      throw OutOfDeviceMemory{
+          report,
+          detail::Text{"The device has "} + device.memory_info().free_bytes +
+              " bytes free: lower capacity_bytes, or initial_bytes to reserve the rest later."};
     }
     try {
       add_segment(segment);

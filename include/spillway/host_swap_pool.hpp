@@ -368,6 +368,24 @@ class HostSwapPool {
 
   /// Returns the text for an error that no tier has room for a slot.
   [[nodiscard]] std::string advice_when_full() const {
+    HostTier first{};
+    std::size_t capacity_bytes = 0;
+    {
+      std::scoped_lock const lock{mutex_};
+      first = ledger_.first_tier();
+      for (auto i = static_cast<std::size_t>(first); i < host_tier_count; ++i) {
+        capacity_bytes |= ledger_.stats(static_cast<HostTier>(i)).capacity_bytes;
+      }
+    }
+    if (capacity_bytes == 0) {
+      return first == HostTier::pinned
+                 ? "The host pool has no tier: give one a capacity in HostPoolOptions."
+             : first == HostTier::pageable
+                 ? "The first host tier is set to pageable memory, and the pool has neither that "
+                   "nor a file: set it to pinned, or give them a capacity in HostPoolOptions."
+                 : "The first host tier is set to the file, and the pool has none: set it to a "
+                   "faster one, or give HostPoolOptions a file and file_bytes.";
+    }
     std::string advice = "The host pool is full: raise its tiers' capacities or free blocks.";
     if (File const* const file = memory_.file(); file != nullptr && file->refusal() != 0) {
       advice += detail::Text{" The system gave no room for the swap file at "} + file->path() +

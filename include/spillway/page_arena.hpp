@@ -938,7 +938,8 @@ PageArena<Device, Fit, Stable>::PageArena(Device& device,
            .capacity_bytes = options.capacity_bytes,
            .free_bytes = info.free_bytes,
            .largest_free_bytes = info.free_bytes},
-          "The device has less memory free than that: lower capacity_bytes or initial_bytes."};
+          detail::Text{"The device has "} + info.free_bytes +
+              " bytes free: lower capacity_bytes, or initial_bytes to reserve the rest later."};
     }
     add_segment(initial);
     addresses_.add_segment(base_, address_pages_);

@@ -64,9 +64,13 @@ class OutOfDeviceMemory : public std::bad_alloc {
 
  private:
   static std::string describe(MemoryReport const& r, std::string const& advice) {
-    return detail::Text{"spillway: out of device memory: requested "} + r.requested_bytes +
-           " bytes; capacity " + r.capacity_bytes + ", reserved " + r.reserved_bytes + ", free " +
-           r.free_bytes + ", largest free " + r.largest_free_bytes + ", leased " + r.leased_bytes +
+    detail::Text text = detail::Text{"spillway: out of device memory: requested "} +
+                        r.requested_bytes + " bytes; capacity " + r.capacity_bytes;
+    if (r.reserved_bytes == 0) {  // the other numbers would be 0 as well, and mean nothing
+      return std::move(text) + ", of which nothing is reserved. " + advice;
+    }
+    return std::move(text) + ", reserved " + r.reserved_bytes + ", free " + r.free_bytes +
+           ", largest free " + r.largest_free_bytes + ", leased " + r.leased_bytes +
            ", reclaimable " + r.reclaimable_bytes + ", host pool free " + r.host_free_bytes + ". " +
            advice;
   }

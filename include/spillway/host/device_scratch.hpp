@@ -47,11 +47,13 @@ class DeviceScratch {
       MemoryInfo const info = device_->memory_info();
       throw OutOfDeviceMemory{{.requested_bytes = bytes,
                                .capacity_bytes = info.total_bytes,
-                               .reserved_bytes = info.total_bytes - info.free_bytes,
                                .free_bytes = info.free_bytes,
                                .largest_free_bytes = info.free_bytes},
-                              "A codec needs device memory to work in, beside the allocator's: "
-                              "lower capacity_bytes by as much, or choose the codec earlier."};
+                              Text{"A codec needs device memory to work in, beside the "
+                                   "allocator's, and the device has "} +
+                                  info.free_bytes +
+                                  " bytes free: lower capacity_bytes by as much, or choose the "
+                                  "codec earlier."};
     }
     std::span longer{fresh, bytes};
     try {

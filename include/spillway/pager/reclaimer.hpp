@@ -702,7 +702,14 @@ class Reclaimer {
     if (!options_.swapping) {
       return "Swapping is off: switch it on, raise the capacity or free blocks.";
     }
-    if (now.free_bytes + now.reclaimable_bytes < bytes) {
+    std::size_t const most_bytes = now.free_bytes + now.reclaimable_bytes;
+    std::size_t const not_given =
+        now.capacity_bytes - std::min(now.capacity_bytes, now.reserved_bytes);
+    if (most_bytes < bytes && most_bytes + not_given >= bytes) {
+      return "The device does not have the rest of the capacity: free memory that others have "
+             "there, or lower capacity_bytes.";
+    }
+    if (most_bytes < bytes) {
       return "Release leases: the blocks held by them leave too little that could be swapped out.";
     }
     if (now.host_free_bytes < now.reclaimable_bytes) {
