@@ -21,6 +21,7 @@
 #include <deque>
 #include <optional>
 #include <span>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -442,6 +443,26 @@ TEST_SUITE("device_allocator") {
     CHECK_THROWS_AS(bench.allocator.order_after(bench.stream, other.allocator.mark(more)),
                     ContractViolation);
     bench.allocator.order_after(bench.stream, bench.allocator.mark(bench.stream));
+  }
+
+  TEST_CASE("DeviceAllocator: a function that a stream launched cannot bring in a block") {
+    SmallBench bench;
+    support::KnownBytes known{bench, 10'000, 1};
+    known.buffer().swap_out();
+    auto const before = bench.allocator.stats();
+    std::string what;
+    bench.device.launch(bench.stream, [&] {
+      try {
+        (void)known.buffer().acquire_read(bench.stream);
+      } catch (ContractViolation const& error) {
+        what = error.what();
+      }
+    });
+    bench.device.synchronize(bench.stream);
+    CHECK(what.find("acquire: called by a function that a stream launched") != std::string::npos);
+    CHECK(bench.allocator.stats().swap_ins.count == before.swap_ins.count);
+    CHECK(bench.allocator.stats().leased.blocks.current == 0);
+    CHECK(known.is_intact());
   }
 
   TEST_CASE("DeviceAllocator: what is in host memory moves to the file, and the host memory is "

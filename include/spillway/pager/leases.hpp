@@ -277,6 +277,25 @@ class Leases {
     }
   }
 
+  /// On devices that know it, refuses calls of host functions, which may not make the device calls
+  /// that follow. The fast path makes none and is not checked.
+  ///
+  /// @throws ContractViolation
+  void refuse_host_function() {
+    if constexpr (requires { device_.is_host_function_caller(); }) {
+      bool is_host_function = false;
+      {
+        Unlocked const unlocked{monitor_};
+        is_host_function = device_.is_host_function_caller();
+      }
+      expects(!is_host_function,
+              "called by a function that a stream launched: it may not call the allocator, but can "
+              "wake a thread that does",
+              {},
+              "acquire");
+    }
+  }
+
   static void refuse_lost(BlockRecord const& block, LeaseRequest request) {
     if (block.is_lost() && request.access != Access::write) {
       throw BlockLost{"the bytes of this block were lost when the device failed: write it anew"};
@@ -680,6 +699,7 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
                                stream_type stream,
                                StreamIndex on,
                                Give const& give) {
+  refuse_host_function();
   for (LeaseRequest const& request : requests) {  // checks all ids before the first is counted
     refuse_lost(blocks_.expect(request.id), request);
   }

@@ -144,6 +144,13 @@ class BasicSimApi {
     return holds_bytes && options_.checked && options_.check_reads;
   }
 
+  /// Whether the caller is a function that a stream launched, which may neither make device calls
+  /// nor wait for work. An allocator refuses to acquire a block there.
+  [[nodiscard]] bool is_host_function_caller() const {
+    std::lock_guard const lock{mutex_};
+    return executor_.is_host_function_caller();
+  }
+
   // Only for stepped devices; documented at `SteppedExecutor`.
   bool step(stream_type stream) requires Executor::is_stepped { return executor_.step(stream); }
   std::size_t run(stream_type stream) requires Executor::is_stepped {
@@ -196,7 +203,9 @@ template <class Executor>
 auto BasicSimApi<Executor>::enter(char const* caller) const -> lock_type {
   lock_type lock{mutex_};
   if (executor_.is_host_function_caller()) {
-    detail::sim_misuse(Text{caller} + " called by a function that a stream launched");
+    detail::sim_misuse(Text{caller} +
+                       " called by a function that a stream launched: it may use neither the "
+                       "device nor an allocator, but can wake a thread that does");
   }
   return lock;
 }
