@@ -162,7 +162,7 @@ class DefragArena {
   ///         `ArenaOptions::capacity_bytes`
   void set_capacity(std::size_t bytes) {
     expects(bytes >= granule_bytes && bytes <= most_bytes_,
-            "an arena's capacity is at least 256 B, and at most what it was made with");
+            "the capacity must be at least 256 bytes, and at most what the arena was made with");
     capacity_granules_ = bytes / granule_bytes;
   }
 
@@ -518,8 +518,8 @@ class DefragArena {
     if (memory_.is_one_line()) {
       std::uint64_t const line = granules(memory_.line_bytes());
       expects(most_bytes_ >= memory_.granularity_bytes() && line < detail::RangeList::line_granules,
-              "in place, an arena's capacity is at least the device's granularity, and rounded up "
-              "to it below 1 TiB");
+              "with grows_in_place, capacity_bytes must be at least the device's granularity, and "
+              "rounded up to it below 1 TiB");
       auto const count = static_cast<std::uint32_t>(line);
       map_.add_segment(memory_.base(), count);
       map_.punch(map_.list().front(0), 0, count);
@@ -533,7 +533,9 @@ class DefragArena {
     options.bounce_bytes &= ~(granule_bytes - 1);
     expects(options.capacity_bytes != 0 &&
                 options.capacity_bytes / granule_bytes < detail::RangeList::line_granules,
-            "an arena's capacity is at least 256 B and below 1 TiB");
+            "capacity_bytes must be at least 256 and below 1 TiB",
+            {},
+            "DefragArena");
     return options;
   }
 

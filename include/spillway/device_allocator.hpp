@@ -658,7 +658,9 @@ class DeviceAllocator {
 
   DeviceAllocator(std::unique_ptr<device_type> owned, device_type* device, Options options);
 
-  void check_recipe(BlockId id, std::span<BlockId const> operands);
+  void check_recipe(BlockId id,
+                    std::span<BlockId const> operands,
+                    char const* call = __builtin_FUNCTION());
   [[nodiscard]] static std::uint64_t count_of(std::chrono::nanoseconds cost) noexcept {
     return static_cast<std::uint64_t>(std::max<std::int64_t>(0, cost.count()));
   }
@@ -725,7 +727,10 @@ class DeviceAllocator {
     if constexpr (std::default_initializable<Policy>) {
       return std::move(given).value_or(Policy());
     } else {
-      expects(given.has_value(), "a policy without a default constructor needs a value in options");
+      expects(given.has_value(),
+              "a policy without a default constructor needs a value in Options",
+              {},
+              "DeviceAllocator");
       return *std::move(given);
     }
   }
@@ -767,11 +772,19 @@ class DeviceAllocator {
   static PagerOptions checked(PagerOptions options) {
     expects(options.high_watermark > 0 && options.high_watermark <= 1 &&
                 options.low_watermark > 0 && options.low_watermark <= options.high_watermark,
-            "watermarks are parts of the capacity: 0 < low_watermark <= high_watermark <= 1");
+            "watermarks are parts of the capacity: 0 < low_watermark <= high_watermark <= 1",
+            {},
+            "DeviceAllocator");
     expects(options.prefetched_part > 0 && options.prefetched_part <= 1,
-            "prefetched_part is a part of the capacity: more than 0, at most 1");
-    expects(options.link_bytes_per_second > 0 && options.device_bytes_per_second > 0,
-            "bandwidths that plans are priced with must be positive");
+            "prefetched_part is a part of the capacity: more than 0, at most 1",
+            {},
+            "DeviceAllocator");
+    expects(
+        options.link_bytes_per_second > 0 && options.device_bytes_per_second > 0,
+        "link_bytes_per_second and device_bytes_per_second, which plans are priced with, must be "
+        "positive",
+        {},
+        "DeviceAllocator");
     return options;
   }
 
@@ -979,21 +992,29 @@ bool DeviceAllocator<Policies>::extend_recipe(lease_type const& lease,
   return is_extended;
 }
 
-/// Waits until `id` and the operands are not in transit. @throws ContractViolation if `id` cannot
-/// have a recipe with these operands
+/// Waits until `id` and the operands are not in transit. @throws ContractViolation, which names the
+/// calling function, if `id` cannot have a recipe with these operands
 template <PolicySet Policies>
-void DeviceAllocator<Policies>::check_recipe(BlockId id, std::span<BlockId const> operands) {
-  auto const settle = [this](BlockId one) {
-    (void)blocks_.expect(one);
+void DeviceAllocator<Policies>::check_recipe(BlockId id,
+                                             std::span<BlockId const> operands,
+                                             char const* call) {
+  auto const settle = [this, call](BlockId one) {
+    (void)blocks_.expect(one, call);
     blocks_.wait_until_settled(one, nullptr);
   };
   std::for_each(operands.begin(), operands.end(), settle);
   settle(id);  // last, since it may begin to leave again while an operand is waited for
-  auto const has_bytes = [this](BlockId one) { return blocks_.expect(one).has_contents(); };
+  auto const has_bytes = [this, call](BlockId one) {
+    return blocks_.expect(one, call).has_contents();
+  };
   expects(has_bytes(id) && std::all_of(operands.begin(), operands.end(), has_bytes),
-          "a recipe is given once the block and its operands have been written");
+          "a recipe is given once the block and its operands have been written",
+          {},
+          call);
   expects(std::find(operands.begin(), operands.end(), id) == operands.end(),
-          "a block cannot be made again from itself");
+          "a block cannot be made again from itself",
+          {},
+          call);
 }
 
 template <PolicySet Policies>

@@ -532,21 +532,36 @@ HostSwapPool<Device, FileIo>::~HostSwapPool() {
 template <DeviceApi Device, FileIoApi FileIo>
 HostPoolOptions const& HostSwapPool<Device, FileIo>::checked(Device const& device,
                                                              HostPoolOptions const& options) {
+  constexpr char const* pool = "HostSwapPool";
   if constexpr (SharedMemoryApi<Device>) {
     expects(!device.shares_host_memory() ||
                 (options.pinned_bytes == 0 && options.pageable_bytes == 0),
             "the device has the host's memory, so a copy there makes no room: swap to a file only, "
-            "with pinned_bytes and pageable_bytes of 0, or raise capacity_bytes");
+            "with pinned_bytes and pageable_bytes of 0, or raise capacity_bytes",
+            {},
+            pool);
   }
   bool const is_staged = options.pageable_bytes > 0 || options.file_bytes > 0;
-  expects(options.file_bytes == 0 || !options.file.empty(), "a file tier needs a path");
-  expects(!is_staged || holds_bytes, "a device without bytes can have no tier but the pinned one");
+  expects(options.file_bytes == 0 || !options.file.empty(),
+          "a file tier needs a path: set HostPoolOptions::file",
+          {},
+          pool);
+  expects(!is_staged || holds_bytes,
+          "a device without bytes can have no tier but the pinned one",
+          {},
+          pool);
   expects(!is_staged || (options.staging_chunks > 0 && options.staging_bytes > 0),
-          "pageable memory and files need at least one staging chunk");
+          "pageable memory and files need at least one staging chunk",
+          {},
+          pool);
   expects(!is_staged || options.staging_bytes <= detail::most_staging_bytes,
-          "staging_bytes is the size of one staging chunk: choose at most 1 GiB");
+          "staging_bytes is the size of one staging chunk: choose at most 1 GiB",
+          {},
+          pool);
   expects(!is_staged || options.staging_chunks <= detail::most_staging_chunks,
-          "staging_chunks is the number of staging chunks of each direction: choose at most 65536");
+          "staging_chunks is the number of staging chunks of each direction: choose at most 65536",
+          {},
+          pool);
   return options;
 }
 

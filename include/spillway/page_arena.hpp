@@ -189,7 +189,7 @@ class PageArena {
   void set_capacity(std::size_t bytes) {
     std::size_t const count = bytes / page_bytes_;
     expects(count != 0 && count <= most_pages_,
-            "an arena's capacity is at least a page, and at most what it was made with");
+            "the capacity must be at least a page, and at most what the arena was made with");
     capacity_pages_ = count;
   }
   /// Returns the segment to reserve next so that `bytes` fit; a segment of 0 bytes if enough pages
@@ -426,9 +426,11 @@ class PageArena {
   /// Returns the most pieces that exist at one time. Existing pieces, and those that are to be made
   /// from them, have at least one page each.
   [[nodiscard]] std::size_t most_records() const {
-    expects(most_pages_ != 0, "a capacity of at least one page is needed");
+    expects(most_pages_ != 0, "capacity_bytes must be at least one page", {}, "PageArena");
     expects(most_pages_ <= no_page / address_factor,
-            "a capacity has fewer than 2^30 pages, with stable addresses 2^26: make pages larger");
+            "a capacity has fewer than 2^30 pages, with stable addresses 2^26: make pages larger",
+            {},
+            "PageArena");
     return has_large_pieces ? 2 * most_pages_ : most_pages_;
   }
 

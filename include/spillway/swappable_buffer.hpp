@@ -157,11 +157,13 @@ class SwappableBuffer {
   }
 
   /// Returns the pager that owns the block. @throws ContractViolation for an empty buffer
-  [[nodiscard]] P& pager(CallSite site = {}) const {
+  ///
+  /// @param call  the name of the call that needs it, for the error; by default that of the caller
+  [[nodiscard]] P& pager(CallSite site = {}, char const* call = __builtin_FUNCTION()) const {
     expects(pager_ != nullptr,
-            "the buffer is empty: it was moved from, reset or never filled",
+            "the buffer or tensor is empty: it was moved from, reset or never filled",
             site,
-            "SwappableBuffer");
+            call);
     return *pager_;
   }
 

@@ -185,9 +185,10 @@ class SwappableTensor {
   /// @throws ContractViolation for another number of elements; else as `acquire`
   /// @stream copies on `stream` and waits on the host until `host` is not needed any more
   void copy_from_host_sync(std::span<T const> host, stream_type stream, CallSite site = {}) {
+    P& pager = buffer_.pager(site);
     expects(host.size() == size(), "the host span must have as many elements as the tensor", site);
     auto const lease = buffer_.acquire_write(stream, site);
-    buffer_.pager().copy_from_host_sync(lease.data(), host.data(), host.size_bytes(), stream);
+    pager.copy_from_host_sync(lease.data(), host.data(), host.size_bytes(), stream);
   }
 
   /// Copies the elements to `host`, in row-major order.
@@ -195,9 +196,10 @@ class SwappableTensor {
   /// @throws ContractViolation for another number of elements; else as `acquire`
   /// @stream copies on `stream` and waits on the host until the elements are there
   void copy_to_host_sync(std::span<T> host, stream_type stream, CallSite site = {}) const {
+    P& pager = buffer_.pager(site);
     expects(host.size() == size(), "the host span must have as many elements as the tensor", site);
     auto const lease = buffer_.acquire_read(stream, site);
-    buffer_.pager().copy_to_host_sync(host.data(), lease.data(), host.size_bytes(), stream);
+    pager.copy_to_host_sync(host.data(), lease.data(), host.size_bytes(), stream);
   }
 
   /// Chooses the codec that encodes the elements in the host pool from the next swap-out on: see

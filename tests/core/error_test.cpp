@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/core/error.hpp>
+#include <spillway/policy/codec/zero_bitmap.hpp>
 
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -64,15 +66,66 @@ TEST_SUITE("error") {
 
     tensor.reset();
     text = text_of([&] { (void)tensor.acquire_read(stream); });
-    CHECK(begins(text, at(__LINE__ - 1) + "SwappableBuffer: the buffer is empty"));
+    CHECK(begins(text, at(__LINE__ - 1) + "acquire: the buffer or tensor is empty"));
     text = text_of([&] { (void)tensor.acquire_write(stream); });
     CHECK(begins(text, at(__LINE__ - 1)));
     text = text_of([&] { (void)tensor.acquire<Access::read_write>(stream); });
     CHECK(begins(text, at(__LINE__ - 1)));
     text = text_of([&] { (void)tensor.acquire(Access::read, stream); });
     CHECK(begins(text, at(__LINE__ - 1)));
+    text = text_of([&] { tensor.copy_to_host_sync(few, stream); });
+    CHECK(begins(text, at(__LINE__ - 1) + "copy_to_host_sync: the buffer or tensor is empty"));
     SwappableBuffer<support::SmallAllocator> buffer;
     text = text_of([&] { (void)buffer.acquire_read_write(stream); });
     CHECK(begins(text, at(__LINE__ - 1)));
+  }
+
+  TEST_CASE("expects: errors name a public function or class, and no template arguments") {
+    support::SmallBench bench{support::small_options(65536)};
+    auto& memory = bench.allocator;
+    auto const stream = bench.stream;
+    auto const says = [](std::string const& text, char const* what) {
+      CAPTURE(text);
+      CHECK(text.find(std::string{".hpp:"}) != std::string::npos);
+      CHECK(text.find(std::string{": "} + what) != std::string::npos);
+    };
+    auto tensor = make_tensor<float>(memory, {4, 4});
+    auto other = make_tensor<float>(memory, {4, 4});
+    BlockId const gone = memory.allocate(100);
+    memory.deallocate(gone);
+
+    says(text_of([&] { (void)memory.allocate(0); }), "allocate: a block must have");
+    says(text_of([&] { (void)memory.declare(0); }), "declare: a block must have");
+    says(text_of([&] { (void)memory.acquire(gone, Access::read, stream); }), "acquire: no such");
+    says(text_of([&] { memory.deallocate(gone); }), "deallocate: no such block");
+    says(text_of([&] { memory.swap_out(gone); }), "swap_out: no such block");
+    says(text_of([&] { memory.swap_in(gone); }), "swap_in: no such block");
+    says(text_of([&] { (void)memory.residency(gone); }), "residency: no such block");
+    says(text_of([&] { memory.set_codec<ZeroBitmap>(gone); }), "set_codec: no such block");
+    says(text_of([&] { (void)tensor.acquire_read(stream); }), "acquire: a block is read that");
+    auto const make = [](auto const&, auto const&, auto const&) {};
+    says(text_of([&] { tensor.set_recipe(std::chrono::nanoseconds{1}, make, other); }),
+         "set_recipe: a recipe is given once");
+    other.reset();
+    says(text_of([&] { (void)memory.acquire_all(stream, writes(tensor), writes(other)); }),
+         "acquire_all: an operand is empty");
+    says(text_of([&] { other.swap_out(); }), "swap_out: the buffer or tensor is empty");
+    says(text_of([&] { other.set_codec<ZeroBitmap>(); }), "set_codec: the buffer or tensor is");
+
+    auto const refusal = [](support::SmallAllocator::Options const& options) {
+      return text_of([&] {
+        SimApi device{{.capacity_bytes = 1 << 20}};
+        support::SmallAllocator{device, options};
+      });
+    };
+    auto options = support::small_options(100);
+    says(refusal(options), "DefragArena: capacity_bytes must be");
+    options = support::small_options(65536);
+    options.paging.high_watermark = 2;
+    says(refusal(options), "DeviceAllocator: watermarks are");
+    options = support::small_options(65536);
+    options.host.file_bytes = 65536;
+    says(refusal(options), "HostSwapPool: a file tier needs a path");
+    says(text_of([] { SimApi{{.granularity_bytes = 3}}; }), "SimApi: SimOptions::granularity");
   }
 }

@@ -43,7 +43,8 @@ class ArenaMemory {
         base_ = static_cast<std::byte*>(device.reserve_address(line_bytes_));
       }
     } else {
-      expects(line_bytes == 0, "an arena grows in place on devices with virtual memory only");
+      expects(
+          line_bytes == 0, "grows_in_place needs a device with virtual memory", {}, "DefragArena");
     }
   }
   ArenaMemory(ArenaMemory const&) = delete;

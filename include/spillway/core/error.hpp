@@ -143,15 +143,18 @@ class ContractViolation : public std::logic_error {
 
 namespace detail {
 
-/// Returns the beginning of an error's text: the source location and the function of a call.
-inline Text head_of_error(CallSite site, char const* function) {
-  return Text{site.file()} + ":" + static_cast<unsigned>(site.line()) + ": " + function + ": ";
+/// Returns the beginning of an error's text: the source location and the function of a call,
+/// without the template arguments that g++ adds to its name.
+inline Text head_of_error(CallSite site, std::string_view function) {
+  return Text{site.file()} + ":" + static_cast<unsigned>(site.line()) + ": " +
+         function.substr(0, function.find('<')) + ": ";
 }
 
 }  // namespace detail
 
 /// Checks a precondition of a public function. `function` is the name of the caller; leave it out,
-/// too.
+/// too, in public functions. Other functions pass the name of the public function or class whose
+/// precondition it is, since the text of the error is for the program's author.
 ///
 /// @throws ContractViolation with the source location and the function, if `ok` is false
 inline void expects(bool ok,

@@ -312,10 +312,11 @@ class BasicHostLedger {
     return slot == nullptr || slot->is_given_back ? nullptr : slot;
   }
 
-  /// As `find`. @throws ContractViolation if `id` names no slot
-  [[nodiscard]] HostSlot& at(HostSlotId id) {
+  /// As `find`. @throws ContractViolation, with the name of the calling function, if `id` names no
+  /// slot
+  [[nodiscard]] HostSlot& at(HostSlotId id, char const* call = __builtin_FUNCTION()) {
     HostSlot* const slot = find(id);
-    expects(slot != nullptr, "a host slot id is stale or from another pool");
+    expects(slot != nullptr, "a host slot id is stale or from another pool", {}, call);
     return *slot;
   }
 

@@ -179,10 +179,10 @@ class HostTransfers {
       }
       lists_.entries.reserve(candidates.size());
       requests_ = candidates;
-      HostSlot& first = owner_->ledger_->at(candidates.front().slot);
+      HostSlot& first = owner_->ledger_->at(candidates.front().slot, "HostSwapPool");
       owner_->io_->throw_if_failed(first);
       char const* const refusal = first.refusal(candidates.front().bytes, access_);
-      expects(refusal == nullptr, refusal);
+      expects(refusal == nullptr, refusal, {}, "HostSwapPool");
       add(first, candidates.front());
       for (TransferRequest const& request : candidates.subspan(1)) {
         HostSlot* const slot = owner_->ledger_->find(request.slot);

@@ -102,10 +102,11 @@ class Blocks {
   /// Adds a block that has neither a range nor contents. The caller then calls `count`, which makes
   /// it part of the statistics, or `refuse`, which removes it.
   ///
+  /// @param call  the name of the public call, for errors; by default that of the caller
   /// @throws ContractViolation for 0 bytes; OutOfDeviceMemory if it exceeds the capacity;
   ///         std::bad_alloc
-  BlockId add(std::size_t size_bytes) {
-    expects(size_bytes != 0, "a block must have at least one byte");
+  BlockId add(std::size_t size_bytes, char const* call = __builtin_FUNCTION()) {
+    expects(size_bytes != 0, "a block must have at least one byte", {}, call);
     // Rounding must not overflow.
     bool const is_absurd = size_bytes > std::numeric_limits<std::size_t>::max() / 2;
     if (is_absurd || arena_.rounded_bytes(size_bytes) > arena_.capacity_bytes()) {
@@ -159,15 +160,19 @@ class Blocks {
   [[nodiscard]] BlockRecord* find(BlockId id) noexcept { return table_.find(id); }
   /// The record of a block that is known to exist.
   [[nodiscard]] BlockRecord& at(BlockId id) noexcept { return *table_.find(id); }
+  /// @param call  as for `add`
   /// @throws ContractViolation for an id that names no block
-  [[nodiscard]] BlockRecord const& expect(BlockId id) const {
+  [[nodiscard]] BlockRecord const& expect(BlockId id,
+                                          char const* call = __builtin_FUNCTION()) const {
     BlockRecord const* const found = table_.find(id);
     expects(found != nullptr && !found->is_abandoned,
-            "no such block: it was freed, or the id is another allocator's");
+            "no such block: it was freed, or the id is another allocator's",
+            {},
+            call);
     return *found;
   }
-  [[nodiscard]] BlockRecord& expect(BlockId id) {
-    (void)std::as_const(*this).expect(id);
+  [[nodiscard]] BlockRecord& expect(BlockId id, char const* call = __builtin_FUNCTION()) {
+    (void)std::as_const(*this).expect(id, call);
     return at(id);
   }
   [[nodiscard]] std::size_t size() const noexcept { return table_.size(); }
@@ -290,7 +295,7 @@ class Blocks {
   ///
   /// @throws ContractViolation if the block is unknown
   void set_coding(BlockId id, CodingId coding) {
-    BlockRecord& block = expect(id);
+    BlockRecord& block = expect(id, "set_codec");
     block.coding = coding;
     has_codings_ = true;
     note_price(id, block);

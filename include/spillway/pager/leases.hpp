@@ -273,7 +273,9 @@ class Leases {
       expects(
           !is_capturing,
           "the stream is being captured into a graph, and not all operands are at hand: acquire "
-          "them before the capture, and hold the leases for as long as the graph is launched");
+          "them before the capture, and hold the leases for as long as the graph is launched",
+          {},
+          "acquire");
     }
   }
 
@@ -338,7 +340,9 @@ class Leases {
           return other.id == request.id && other.access != Access::read;
         };
         expects(!is_unwritten || std::any_of(requests.begin(), requests.end(), writes_it),
-                "a block is read that was never written: acquire it for Access::write first");
+                "a block is read that was never written: acquire it for Access::write first",
+                {},
+                "acquire");
       }
     }
   }

@@ -222,7 +222,9 @@ BasicShareTable<Lazy>::BasicShareTable(std::string const& file,
                                        std::uint64_t least_bytes,
                                        double weight) {
   expects(weight >= 1e-6 && weight <= 1e6 && least_bytes <= capacity_bytes,
-          "a share has a weight from 1e-6 to 1e6, and is promised at most the capacity");
+          "a share has a weight from 1e-6 to 1e6, and is promised at most the capacity",
+          {},
+          "DeviceShare");
   try {
     open(file);
     join(capacity_bytes, least_bytes, weight);
@@ -262,14 +264,16 @@ void BasicShareTable<Lazy>::open(std::string const& file) {
     throw_error("fstat");
   }
   expects(status.st_size == 0 || static_cast<std::size_t>(status.st_size) == sizeof(Layout),
-          no_table);
+          no_table,
+          {},
+          "DeviceShare");
   allocate();
   void* const memory = ::mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
   if (memory == MAP_FAILED) {
     throw_error("mmap");
   }
   table_ = static_cast<Layout*>(memory);
-  expects(table_->kind == kind || table_->kind == 0, no_table);
+  expects(table_->kind == kind || table_->kind == 0, no_table, {}, "DeviceShare");
   table_->kind = kind;
 }
 
@@ -310,10 +314,17 @@ void BasicShareTable<Lazy>::join(std::uint64_t capacity_bytes,
     }
   }
   expects(members == 0 || table_->capacity_bytes == capacity_bytes,
-          "programs share the device by this file already, and said that it has another capacity");
-  expects(unused != most_members, "64 programs share the device by this file already");
+          "programs share the device by this file already, and said that it has another capacity",
+          {},
+          "DeviceShare");
+  expects(unused != most_members,
+          "64 programs share the device by this file already",
+          {},
+          "DeviceShare");
   expects(least_bytes <= capacity_bytes - std::min(capacity_bytes, promised_bytes),
-          "the other programs are promised so much that the share's least_bytes are not left");
+          "the other programs are promised so much that the share's least_bytes are not left",
+          {},
+          "DeviceShare");
   if (!lock(fd_, byte_of(unused), F_OFD_SETLK)) {
     throw_error("lock");
   }

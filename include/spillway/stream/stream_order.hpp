@@ -212,7 +212,9 @@ auto StreamOrder<Device>::index_of(stream_type stream, bool& has_waited) -> Stre
   }
   if constexpr (PerThreadStreamApi<Device>) {
     expects(Device::is_one_stream(stream),
-            "the stream handle means another stream in every thread: name a stream of its own");
+            "the stream handle means another stream in every thread: name a stream of its own",
+            {},
+            "StreamOrder");
   }
   for (;;) {
     Ticket const vacant = vacant_point(has_waited);
@@ -228,7 +230,9 @@ auto StreamOrder<Device>::index_of(stream_type stream, bool& has_waited) -> Stre
       return assign(static_cast<StreamIndex>(stream_count_), stream);
     }
     expects(!vacant.is_none(),
-            "too many streams in use at once: retire_stream() those that are not used any more");
+            "too many streams in use at once: retire_stream() those that are not used any more",
+            {},
+            "StreamOrder");
   }
 }
 
@@ -368,7 +372,9 @@ void StreamOrder<Device>::wait(StreamIndex stream, Fence const& fence) {
       if constexpr (CapturingApi<Device>) {
         expects(!device_->is_capturing(waiter.handle),
                 "a stream that is being captured into a graph would have to wait for work from "
-                "outside the capture: order the streams before the capture begins");
+                "outside the capture: order the streams before the capture begins",
+                {},
+                "StreamOrder");
       }
       device_->wait(waiter.handle, claim->handle);
       raise(waiter.waited_for[static_cast<std::size_t>(other.index)],
@@ -509,7 +515,9 @@ auto StreamOrder<Device>::record_event(Stream& stream) -> Claim {
     if constexpr (CapturingApi<Device>) {
       expects(!device_->is_capturing(stream.handle),
               "a stream that is being captured into a graph would have to be waited for: call "
-              "prepare_capture() first, and end no lease on it meanwhile");
+              "prepare_capture() first, and end no lease on it meanwhile",
+              {},
+              "StreamOrder");
     }
     // Close before recording, so that the event covers at least the points that `covers` says.
     covers = stream.epoch.close([this] { return next_sequence(); });

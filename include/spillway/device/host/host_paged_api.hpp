@@ -87,7 +87,9 @@ class BasicHostPagedApi : public HostApi {
       : granularity_bytes_{options.granularity_bytes} {
     expects(std::has_single_bit(granularity_bytes_) &&
                 granularity_bytes_ >= least_granularity_bytes,
-            "the granularity must be a power of two of at least 16 KiB");
+            "HostPagedOptions::granularity_bytes must be a power of two of at least 16 KiB",
+            {},
+            "HostPagedApi");
     if (options.remap == HostRemap::pages) {
       mover_.open();
     }

@@ -77,7 +77,9 @@ template <class Lazy>
 BasicSimHostBacking<Lazy>::BasicSimHostBacking(SimOptions const& options)
     : options_{&options}, page_bytes_{static_cast<std::size_t>(::sysconf(_SC_PAGESIZE))} {
   expects(options.granularity_bytes % page_bytes_ == 0,
-          "SimOptions::granularity_bytes must be a multiple of the host's page size");
+          "SimOptions::granularity_bytes must be a multiple of the host's page size",
+          {},
+          "SimApi");
 }
 
 template <class Lazy>

@@ -118,7 +118,9 @@ class SimMemory {
  public:
   explicit SimMemory(SimOptions const& options) : options_{&options}, backing_{options} {
     expects(std::has_single_bit(options.granularity_bytes),
-            "SimOptions::granularity_bytes must be a power of two");
+            "SimOptions::granularity_bytes must be a power of two",
+            {},
+            "SimApi");
   }
   SimMemory(SimMemory const&) = delete;
   SimMemory& operator=(SimMemory const&) = delete;

@@ -23,8 +23,8 @@ namespace spillway::framework {
                                                 double weight,
                                                 double idle_seconds,
                                                 double patience_seconds) {
-  expects(!std::isnan(idle_seconds), "idle_after is not a number");
-  expects(!std::isnan(patience_seconds), "patience is not a number");
+  expects(!std::isnan(idle_seconds), "idle_after is not a number", {}, "share");
+  expects(!std::isnan(patience_seconds), "patience is not a number", {}, "share");
   auto const time = [](double seconds) {
     // `DeviceShare` allows no longer times. The conversion of infinity would be undefined.
     constexpr double most_seconds = 100.0 * 365 * 24 * 60 * 60;
