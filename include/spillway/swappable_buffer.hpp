@@ -33,7 +33,8 @@ class SwappableBuffer {
   /// Makes an empty buffer, which owns no block, as after a move.
   SwappableBuffer() noexcept = default;
 
-  /// Allocates a block of `size_bytes` without contents: the first use must be an `Access::write`.
+  /// Allocates a block of `size_bytes` without contents. Bytes have no defined value until they are
+  /// written under a lease for `write` or `read_write`.
   ///
   /// @param pager       not owned; must outlive the buffer
   /// @param size_bytes  more than 0

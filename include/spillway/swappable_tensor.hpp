@@ -95,7 +95,8 @@ class SwappableTensor {
   /// Makes an empty tensor, which owns no block, as after a move. Its extents are 0.
   SwappableTensor() noexcept = default;
 
-  /// Makes a tensor without contents: the first use must be an `Access::write`.
+  /// Makes a tensor without contents. Elements have no defined value until they are written under a
+  /// lease for `write` or `read_write`.
   ///
   /// @param pager  not owned; must outlive the tensor
   /// @throws ContractViolation for an extent of 0 or a size that overflows; OutOfDeviceMemory and
