@@ -7,10 +7,10 @@
 #include <optional>
 #include <vector>
 
+// [policy]
 using spillway::BlockId;
 using namespace spillway::literals;
 
-// [policy]
 /// Blocks below 1 MiB stay as long as a larger one can leave.
 class LargeFirst : public spillway::LruEviction {
  public:

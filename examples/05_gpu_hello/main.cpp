@@ -31,7 +31,7 @@ int main() {
   {
     auto const from = tensors[0].acquire_read(stream);
     auto const to = tensors[7].acquire_write(stream);
-    if (add_on_device(to.data(), from.data(), 0.5F, 1024 * 1024, stream.get()) != cudaSuccess) {
+    if (add_on_device(to.data(), from.data(), 0.5F, 1024 * 1024, stream) != cudaSuccess) {
       return 1;
     }
   }

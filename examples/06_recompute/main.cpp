@@ -17,7 +17,7 @@ namespace {
 using Matrix = spillway::Tensor<float, 2>;
 
 /// Enqueues `to = max(0, from - bias)`. On a GPU: a kernel.
-void relu(spillway::SimApi& device, auto stream, auto to, auto from, float bias) {
+void relu(spillway::SimApi& device, spillway::SimStream stream, auto to, auto from, float bias) {
   device.launch(stream, [to, from, bias] {
     for (std::size_t i = 0; i < to.extent(0); ++i) {
       for (std::size_t j = 0; j < to.extent(1); ++j) {
@@ -43,7 +43,7 @@ int main() {
     auto const bias = static_cast<float>(i);
     Matrix& y = results.emplace_back(spillway::make_tensor<float>(memory, {512, 512}));
     // [recipe]
-    relu(device, stream.get(), y.acquire_write(stream).view(), x.acquire_read(stream).view(), bias);
+    relu(device, stream, y.acquire_write(stream).view(), x.acquire_read(stream).view(), bias);
     y.set_recipe(
         10us, [&, bias](auto on, auto to, auto from) { relu(device, on, to, from, bias); }, x);
     // [recipe end]

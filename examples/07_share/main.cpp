@@ -35,7 +35,7 @@ bool work(std::string const& name, std::filesystem::path const& file, std::size_
     // [retry]
     auto const lease = share.retry([&] { return tensors.back().acquire_write(stream); });
     // [retry end]
-    memory.device().launch(stream.get(), [view = lease.view(), value = static_cast<float>(i)] {
+    memory.device().launch(stream, [view = lease.view(), value = static_cast<float>(i)] {
       for (std::size_t j = 0; j < view.extent(0); ++j) {
         view(j) = value;
       }

@@ -45,8 +45,8 @@
 
 namespace spillway {
 
-/// Allocates blocks of device memory, of which more can exist at a time than the device can hold:
-/// a block that is not leased may be swapped out to the host, and is swapped in when it is used.
+/// Allocates blocks of device memory, which together may be larger than the device: a block that is
+/// not leased can be swapped out to the host, and is swapped in again before it is used.
 ///
 /// A program makes one allocator for each device. The allocator owns the arena, the host pool, the
 /// prefetcher with its copy streams, and the pager. Programs mostly use it through
@@ -779,12 +779,10 @@ class DeviceAllocator {
             "prefetched_part is a part of the capacity: more than 0, at most 1",
             {},
             "DeviceAllocator");
-    expects(
-        options.link_bytes_per_second > 0 && options.device_bytes_per_second > 0,
-        "link_bytes_per_second and device_bytes_per_second, which plans are priced with, must be "
-        "positive",
-        {},
-        "DeviceAllocator");
+    expects(options.link_bytes_per_second > 0 && options.device_bytes_per_second > 0,
+            "link_bytes_per_second and device_bytes_per_second must be positive",
+            {},
+            "DeviceAllocator");
     return options;
   }
 

@@ -46,8 +46,8 @@ struct PagerOptions {
   /// The most room, as a fraction of the capacity, that prefetched blocks may take up before they
   /// are used. The prefetch policy may have a lower limit.
   double prefetched_part = 1.0;
-  /// The rates that plans are priced with: the host link one way, and reads plus writes of device
-  /// memory.
+  /// The bandwidths from which plans estimate how long copies take: of the host link in one
+  /// direction, and of device memory, where a copy inside the device counts as a read and a write.
   double link_bytes_per_second = 25e9;
   double device_bytes_per_second = 1.5e12;
   /// Arenas with up to this many ranges are always searched completely; larger ones only if the
