@@ -120,10 +120,11 @@ std::size_t rounded(std::size_t bytes) {
   return spillway::round_up(bytes, spillway::granule_bytes);
 }
 
-void add_live(Lines const& lines, std::size_t& live, std::size_t bytes) {
+/// `line` has the buffer that begins to live.
+void add_live(Lines const& lines, std::size_t line, std::size_t& live, std::size_t bytes) {
   live += rounded(bytes);
   if (live > most_bytes) {
-    lines.fail("more than 2^60 bytes live at once");
+    lines.fail_at(line, "with this buffer more than 2^60 bytes live at once");
   }
 }
 
@@ -161,7 +162,7 @@ Trace read_lifetimes(Lines& lines, double scale) {
   for (Point const& point : points) {
     std::size_t const bytes = trace.tensors[point.tensor].bytes;
     if (point.is_start) {
-      add_live(lines, live, bytes);
+      add_live(lines, seen.at(trace.tensors[point.tensor].id), live, bytes);
     } else {
       live -= rounded(bytes);
     }
@@ -183,6 +184,7 @@ Trace read_accesses(Lines& lines, double scale) {
   Trace trace;
   trace.form = Trace::Form::accesses;
   std::unordered_map<std::uint64_t, std::uint32_t> index;  // id -> tensor
+  std::vector<std::uint32_t> first_line;                   // by tensor
   std::vector<Row> rows;
   while (auto const line = lines.next()) {
     if (line->empty()) {
@@ -196,6 +198,7 @@ Trace read_accesses(Lines& lines, double scale) {
     Tensor const tensor{id, scaled(lines, size, scale), weight == 1};
     if (is_new) {
       trace.tensors.push_back(tensor);
+      first_line.push_back(static_cast<std::uint32_t>(lines.number()));
     } else if (trace.tensors[at->second].bytes != tensor.bytes ||
                trace.tensors[at->second].is_weight != tensor.is_weight) {
       lines.fail("buffer " + std::to_string(id) + " had another size or weight before");
@@ -228,9 +231,9 @@ Trace read_accesses(Lines& lines, double scale) {
   trace.operations.reserve(operations);
   trace.operands.reserve(kept);
   std::size_t live = 0;
-  for (Tensor const& tensor : trace.tensors) {
-    if (tensor.is_weight) {
-      add_live(lines, live, tensor.bytes);
+  for (std::size_t i = 0; i < trace.tensors.size(); ++i) {
+    if (trace.tensors[i].is_weight) {
+      add_live(lines, first_line[i], live, trace.tensors[i].bytes);
     }
   }
   trace.peak_live_bytes = live;
@@ -248,7 +251,7 @@ Trace read_accesses(Lines& lines, double scale) {
       trace.operands.push_back({row.tensor, is_first, is_last});
       working_set += rounded(tensor.bytes);
       if (is_first && !tensor.is_weight) {
-        add_live(lines, live, tensor.bytes);
+        add_live(lines, row.line, live, tensor.bytes);
       }
       dying += is_last ? rounded(tensor.bytes) : 0;
     }

@@ -263,6 +263,11 @@ bad = {
     "step,id,size,weight,kernel_ns\n0,1,100,0,5\n0,2,100,0,6\n": 3,
     "step,id,size,weight,kernel_ns\n0,1,100,0,1152921504606846976\n1,1,100,0,1\n": 3,
     header + "1,0,10," + "5" * 5000 + "\n": 2,
+    # Together too large: the buffer that begins to live when the others do is named, wherever its line is.
+    header + f"1,5,10,{1 << 59}\n2,0,10,{1 << 60}\n3,10,20,1\n": 2,
+    f"step,id,size,weight,kernel_ns\n0,1,{1 << 60},0,1\n0,2,{1 << 60},0,1\n5,3,10,0,1\n": 3,
+    f"step,id,size,weight,kernel_ns\n9,1,{1 << 60},0,1\n0,2,{1 << 60},0,1\n9,2,{1 << 60},0,1\n": 2,
+    f"step,id,size,weight,kernel_ns\n0,1,{1 << 60},1,1\n1,2,10,1,1\n2,3,10,0,1\n": 3,
 }
 for number, (text, line) in enumerate(bad.items()):
     status, out, err = run(text, "--json", name=f"bad{number}.csv")
