@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "error_message.hpp"
 #include <CLI/CLI.hpp>
 
 /// What the command lines of the tools have in common.
@@ -121,7 +122,7 @@ inline int run(CLI::App& app, int argc, char** argv, std::function<int()> const&
     std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), error.what());
     return Exit::bad_input;
   } catch (std::exception const& error) {
-    std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), error.what());
+    std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), message_of(error));
     return Exit::failed;
   }
 }

@@ -5,7 +5,6 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/policies.hpp>
 
-#include <algorithm>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
@@ -15,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "latencies.hpp"
 #include "named_policies.hpp"
 #include "replay.hpp"
 #include "verifier.hpp"
@@ -70,7 +70,6 @@ class Replayer {
 
   Result run() {
     Result result;
-    op_ns_.reserve(trace_.operations.size() * settings_.steps);
     started_ = Clock::now();
     StepResult before{};
     try {
@@ -96,7 +95,7 @@ class Replayer {
       }
       result.completed = true;
     } catch (spillway::OutOfDeviceMemory const& error) {
-      result.failed_at = op_ns_.size();
+      result.failed_at = result.ops;
       result.failure = error.what();
     }
     fill_in(result);
@@ -166,8 +165,9 @@ class Replayer {
         blocks_[operand->tensor] = spillway::BlockId{};
       }
     }
-    op_ns_.push_back(static_cast<std::uint64_t>(
+    op_ns_.add(static_cast<std::uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count()));
+    ++result.ops;
   }
 
   [[nodiscard]] spillway::Access later_access() const noexcept {
@@ -283,24 +283,14 @@ class Replayer {
     result.prefetch_wasted = stats.prefetch_wasted;
     result.host_waits = stats.host_waits;
     result.has_run_kernels = has_model_time_ || settings_.kernel_scale.has_value();
-    result.ops = op_ns_.size();
-    result.ns_per_op_median = percentile(0.5);
-    result.ns_per_op_p99 = percentile(0.99);
+    result.ns_per_op_median = op_ns_.percentile(0.5);
+    result.ns_per_op_p99 = op_ns_.percentile(0.99);
     if (verifier_) {
       verifier_->finish();
       result.verified_bytes = verifier_->verified_bytes();
       result.corrupt_bytes = verifier_->corrupt_bytes();
       result.first_corruption = verifier_->first_corruption();
     }
-  }
-
-  [[nodiscard]] std::uint64_t percentile(double part) {
-    if (op_ns_.empty()) {
-      return 0;
-    }
-    auto const at = static_cast<std::ptrdiff_t>(part * static_cast<double>(op_ns_.size() - 1));
-    std::nth_element(op_ns_.begin(), op_ns_.begin() + at, op_ns_.end());
-    return op_ns_[static_cast<std::size_t>(at)];
   }
 
   Device& device_;
@@ -313,7 +303,7 @@ class Replayer {
   std::vector<spillway::BlockId> blocks_;  // by tensor; BlockId{} while it does not exist
   std::vector<spillway::LeaseRequest> requests_;
   std::vector<spillway::BlockId> operands_;
-  std::vector<std::uint64_t> op_ns_;
+  Latencies op_ns_;
   Clock::time_point started_{};
 };
 

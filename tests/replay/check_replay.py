@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -137,6 +138,17 @@ expect(replay(cheap, "--capacity", "0.4x", "--steps", "28", "--recompute")["simu
        "--recompute alone is tuned")
 expect(run(cheap, "--recompute=often")[0] == 2, "an unknown rule is refused")
 expect(run(lifetimes(1), "--recompute")[0] == 2, "lifetimes do not say what makes a buffer")
+
+# The memory that a replay needs does not grow with the number of operations.
+def run_within(limit_bytes, *options):
+    return subprocess.run([PROGRAM, *options], capture_output=True, text=True,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes)))
+
+
+(folder / "trace.csv").write_text(network(layers=2000))
+if run_within(1 << 33, "--version").returncode == 0:  # a program with a sanitizer reserves more
+    done = run_within(1 << 33, str(folder / "trace.csv"), "--capacity", "1KiB", "--steps", "1000000", "--json")
+    expect(done.returncode == 3 and json.loads(done.stdout)["failed_at"] == 0, f"a million steps begin: {done.stderr}")
 
 # A faster link does not increase the simulated time.
 slow, fast = (replay(trace, "--capacity", "0.5x", "--steps", "2", "--link-gbps", gbps)["simulated_ns"]
@@ -300,6 +312,10 @@ expect("swap_out" in timeline.read_text(), "a timeline has what another policy e
 for options in [("--device", "sim"), ("--sweep", "0.5x:1.0x:2")]:
     status, _, err = run(network(), "--timeline", str(timeline), *options)
     expect(status == 2 and "--timeline" in err, f"{options}: no timeline is made of that: {err}")
+(folder / "link.csv").symlink_to(folder / "trace.csv")
+for name in ("trace.csv", "link.csv"):
+    status, _, err = run(network(), "--timeline", str(folder / name))
+    expect(status == 2 and name in err and (folder / "trace.csv").read_text() == network(), f"a timeline is not written over the trace: {err}")
 status, _, err = run(network(), "--timeline", "/dev/full")
 expect(status == 1 and "/dev/full" in err, f"a timeline on a full disk is told: {err}")
 
