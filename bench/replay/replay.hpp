@@ -44,12 +44,14 @@ struct Settings {
   }
 };
 
-/// Counters of one repetition of the trace.
+/// Counters of one repetition of the trace, or of all.
 struct StepResult {
   std::uint64_t swapped_out_bytes = 0;
   std::uint64_t swapped_in_bytes = 0;
   std::uint64_t dropped_bytes = 0;
   std::uint64_t moved_bytes = 0;
+  /// Of a repetition: from the end of the last kernel before it to the end of its own last kernel.
+  /// Of all: until their copies have ended, too.
   std::uint64_t simulated_ns = 0;
 };
 

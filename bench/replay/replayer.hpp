@@ -89,7 +89,7 @@ class Replayer {
         if (verifier_) {
           verifier_->finish();
         }
-        StepResult const now = counters();
+        StepResult const now = counters(stream_end_ns());
         result.steps.push_back(difference(now, before));
         before = now;
       }
@@ -244,16 +244,33 @@ class Replayer {
         std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - started_).count());
   }
 
-  [[nodiscard]] StepResult counters() {
-    if (!has_model_time_) {
-      device_.synchronize(stream_);
+  /// Returns when the program's stream will have run all of its work. Copies to the host may take
+  /// longer. They run beside the next step then, whose kernels do not start later because of them.
+  [[nodiscard]] std::uint64_t stream_end_ns() {
+    if constexpr (spillway::VirtualClockApi<Device>) {
+      struct Reading {
+        Device const& device;
+        std::uint64_t ns = 0;
+      } reading{device_};
+      // On a virtual clock a host function is called when it is enqueued, and its clock is the time
+      // of its stream.
+      device_.launch_host(
+          stream_,
+          [](void* p) noexcept {
+            auto& the_reading = *static_cast<Reading*>(p);
+            the_reading.ns = the_reading.device.clock_ns();
+          },
+          &reading);
+      return reading.ns;
     }
+    device_.synchronize(stream_);
+    return elapsed_ns();
+  }
+
+  [[nodiscard]] StepResult counters(std::uint64_t time_ns) const {
     spillway::Stats const stats = allocator_.stats();
-    return {stats.swap_outs.bytes,
-            stats.swap_ins.bytes,
-            stats.drops.bytes,
-            stats.moves.bytes,
-            elapsed_ns()};
+    return {
+        stats.swap_outs.bytes, stats.swap_ins.bytes, stats.drops.bytes, stats.moves.bytes, time_ns};
   }
 
   static StepResult difference(StepResult const& now, StepResult const& before) {
@@ -265,7 +282,10 @@ class Replayer {
   }
 
   void fill_in(Result& result) {
-    result.total = counters();
+    if (!has_model_time_) {
+      device_.synchronize(stream_);
+    }
+    result.total = counters(elapsed_ns());
     spillway::Stats const stats = allocator_.stats();
     result.peak_reserved_bytes = stats.peak_reserved_bytes;
     result.spared_bytes = stats.spared.bytes;
