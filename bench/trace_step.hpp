@@ -30,6 +30,20 @@ inline Step step_of(replay::Trace const& trace) {
   return step;
 }
 
+/// Returns the first repetition of a trace as a step: its weights do not exist before it, so their
+/// first uses write them.
+inline Step first_step_of(replay::Trace const& trace) {
+  Step step = step_of(trace);
+  std::vector<bool> exists(trace.tensors.size());
+  for (std::vector<Operand>& operands : step) {
+    for (Operand& operand : operands) {
+      operand.access = exists[operand.block] ? operand.access : Access::write;
+      exists[operand.block] = true;
+    }
+  }
+  return step;
+}
+
 /// Returns the times of the kernels of one repetition: `scale` times those of the trace.
 inline std::vector<std::uint64_t> kernels_ns(replay::Trace const& trace, double scale = 1) {
   std::vector<std::uint64_t> kernels;

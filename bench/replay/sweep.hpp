@@ -20,7 +20,6 @@ struct SweepRow {
   std::string reason;  ///< why it is not
   StepResult step;     ///< the last repetition, in which a program that repeats is steady
   std::optional<double> slowdown;  ///< its time over that of its kernels alone, if those take any
-  std::optional<double> least_ns;  ///< no plan of copies takes less; of accesses over a known link
   Result result;                   ///< of all repetitions
 };
 

@@ -90,6 +90,30 @@ TEST_SUITE("replay") {
     CHECK(bound.least_ns(200, 1) == 200 + 10 + 200 + 10);
   }
 
+  TEST_CASE("StepBound: weights that begin with a step are copied out before they come in") {
+    auto const weights = [](Access access) {
+      Step step;
+      for (std::uint32_t block = 0; block < 4; ++block) {
+        step.push_back({{block, 100, true, access}});
+      }
+      return step;
+    };
+    Step step = weights(Access::read);
+    // 200 of the 400 bytes come in before the fourth operation begins.
+    CHECK(StepBound{step, std::vector<std::uint64_t>(4, 10)}.least_ns(200, 1) == 200 + 10);
+
+    step = weights(Access::write);
+    CHECK(StepBound{step, std::vector<std::uint64_t>(4, 10)}.least_ns(400, 1) == 4 * 10);
+    // 200 of the 400 bytes are out when the fourth operation begins.
+    CHECK(StepBound{step, std::vector<std::uint64_t>(4, 10)}.least_ns(200, 1) == 200 + 10);
+
+    for (std::uint32_t const block : {0U, 1U, 2U}) {
+      step.push_back({{block, 100, true, Access::read}});
+    }
+    // They are not freed: after the fourth operation, the others come in.
+    CHECK(StepBound{step, std::vector<std::uint64_t>(7, 10)}.least_ns(200, 1) == 200 + 200 + 10);
+  }
+
   TEST_CASE("StepBound: no run takes less time") {
     std::uint64_t const seed = 20260101;
     CAPTURE(seed);
@@ -107,14 +131,19 @@ TEST_SUITE("replay") {
                    static_cast<std::size_t>(0.1 * static_cast<double>(2 + random() % 8) *
                                             static_cast<double>(trace.peak_live_bytes)) &
                        ~std::size_t{255});
-      double const least_ns = StepBound{step, spillway::bench::kernels_ns(trace)}.least_ns(
-          settings.capacity_bytes, *settings.link_gbps);
+      std::vector<std::uint64_t> const kernels_ns = spillway::bench::kernels_ns(trace);
+      double const least_ns =
+          StepBound{step, kernels_ns}.least_ns(settings.capacity_bytes, *settings.link_gbps);
+      double const least_first_ns =
+          StepBound{spillway::bench::first_step_of(trace), kernels_ns}.least_ns(
+              settings.capacity_bytes, *settings.link_gbps);
       bounded_by_copies += least_ns > static_cast<double>(trace.compute_ns) ? 1 : 0;
 
       replay::Result const result = replay::replay_on_model(trace, settings);
 
       REQUIRE(result.completed);
       CHECK(static_cast<double>(result.steps.back().simulated_ns) >= 0.999 * least_ns);
+      CHECK(static_cast<double>(result.steps.front().simulated_ns) >= 0.999 * least_first_ns);
     }
     CHECK(bounded_by_copies > 20);
   }
