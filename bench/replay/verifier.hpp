@@ -33,7 +33,15 @@ class Verifier {
   }
   Verifier(Verifier const&) = delete;
   Verifier& operator=(Verifier const&) = delete;
-  ~Verifier() { device_.free_pinned(chunk_, chunk_bytes); }
+  /// Waits, since functions that the stream has yet to call use this object: a replay may end by an
+  /// error.
+  ~Verifier() {
+    try {
+      device_.synchronize(stream_);
+    } catch (...) {  // NOLINT(bugprone-empty-catch): a device that has failed runs nothing more
+    }
+    device_.free_pinned(chunk_, chunk_bytes);
+  }
 
   void fill(void* address, std::size_t bytes, std::uint64_t seed) {
     for_each_chunk(bytes, [&](std::size_t offset, std::size_t length) {
