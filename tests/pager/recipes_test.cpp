@@ -953,6 +953,39 @@ TEST_SUITE("recipes") {
     CHECK(released[0] == 1);
   }
 
+  TEST_CASE("A group that is acquired again once its operands came in records each use once") {
+    std::vector<std::uint32_t> released;
+    spillway::DeviceAllocator<Seen>::Options options{.capacity_bytes = 1_MiB};
+    options.bounce_bytes = 0;
+    options.host.pinned_bytes = 16_MiB;
+    options.eviction.emplace().released = &released;
+    support::SteppedBench<Seen> bench{{.capacity_bytes = 64_MiB}, options};
+    using Block = spillway::SwappableBuffer<spillway::DeviceAllocator<Seen>>;
+    Block x{bench.allocator, 384_KiB};
+    Block y{bench.allocator, 384_KiB};
+    Block other{bench.allocator, 512_KiB};
+    bench.allocator.begin_step();
+    bench.write(x, 1);
+    bench.write(y, 2);
+    bench.allocator.set_recipe(
+        y.id(), {x.id()}, 0ns, [&](Stream on, std::span<void const* const>, void* made) {
+          bench.kernels.write(bench.device, on, made, 384_KiB, 2);
+        });
+    y.swap_out();
+    bench.write(other, 3);
+    {
+      // Beside `other` there is no room for both `x` and `y`.
+      auto const leases = bench.allocator.acquire_all(
+          {other.request(Access::read), y.request(Access::read)}, bench.stream());
+    }
+    bench.run();
+
+    bench.allocator.begin_step();
+
+    CHECK(bench.allocator.stats().recomputations.count == 1);
+    CHECK(released.size() == 5);
+  }
+
   TEST_CASE("No recipes are wanted if the policy wants none and the host pool has enough room") {
     for (bool const has_room : {true, false}) {
       CAPTURE(has_room);
