@@ -2,10 +2,12 @@
 // Blocks that leave without a copy and are made again by their recipes.
 #include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/recompute_policy.hpp>
+#include <spillway/core/block_table.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/sim/model_api.hpp>
 #include <spillway/device_allocator.hpp>
+#include <spillway/pager/block_state.hpp>
 #include <spillway/pager/recipes.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/null_policies.hpp>
@@ -25,6 +27,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <random>
 #include <span>
 #include <stdexcept>
 #include <utility>
@@ -40,6 +43,9 @@ TEST_SUITE("recipes") {
   using spillway::Access;
   using spillway::BlockId;
   using spillway::Residency;
+  using spillway::detail::BlockRecord;
+  using spillway::detail::BlockState;
+  using spillway::detail::Recipe;
 
   /// A device whose streams the test can declare captured, and which calls the test at its next
   /// copy.
@@ -61,6 +67,89 @@ TEST_SUITE("recipes") {
     std::function<void()> at_next_copy;
   };
   static_assert(spillway::CapturingApi<Capturing>);
+
+  /// Blocks with recipes and nothing else: no memory, no leases.
+  struct Links {
+    BlockId add(std::vector<BlockId> const& operands) {
+      BlockId const id = table.emplace({.bytes = 64});
+      table.find(id)->status.become(BlockState::blank);
+      table.find(id)->status.become(BlockState::resident);
+      for (BlockId const operand : operands) {
+        recompute_all(operand);
+      }
+      if (!operands.empty()) {
+        recipes.give(id, operands, 1, [](auto&&...) {});
+      }
+      return id;
+    }
+    void drop(BlockId id) {
+      BlockRecord& block = *table.find(id);
+      block.status.become(BlockState::swapping_out);
+      block.status.become(BlockState::dropped);
+      recipes.on_need_ended(block);
+    }
+    void drop_if_possible(BlockId id) {
+      BlockRecord const& block = *table.find(id);
+      if (block.is_resident() && block.recipe != nullptr && recipes.may_drop(id, 1024)) {
+        drop(id);
+      }
+    }
+    void recompute(BlockId id) {
+      table.find(id)->status.become(BlockState::filling);
+      table.find(id)->status.become(BlockState::resident);
+      recipes.on_recompute(id);
+    }
+    void recompute_all(BlockId id) {
+      if (table.find(id)->needs_recipe()) {
+        for (Recipe::Link const& operand : table.find(id)->recipe->operands) {
+          recompute_all(operand.block);
+        }
+        recompute(id);
+      }
+    }
+    void free(BlockId id) {
+      if (recipes.may_go(id)) {
+        table.erase(id);
+      }
+    }
+    void free_orphans() {
+      while (auto const orphan = recipes.take_orphan()) {
+        if (orphan->is_for_good) {
+          table.erase(orphan->id);
+        } else if (table.find(orphan->id)->is_resident()) {
+          table.find(orphan->id)->status.become(BlockState::swapping_out);
+          table.find(orphan->id)->status.become(BlockState::dropped);
+        }
+      }
+    }
+    /// Whether each operand of a block names it at the place that the block knows.
+    [[nodiscard]] bool are_mutual(BlockId id, BlockRecord const& block) {
+      if (block.recipe == nullptr) {
+        return true;
+      }
+      std::vector<Recipe::Link> const& operands = block.recipe->operands;
+      std::vector<Recipe::Link> const& dependents = block.recipe->dependents;
+      auto const place_of = [](auto const& links, auto const& link) {
+        return static_cast<std::size_t>(&link - links.data());
+      };
+      return std::all_of(operands.begin(),
+                         operands.end(),
+                         [&](Recipe::Link const& one) {
+                           if (one.place == Recipe::Link::nowhere) {
+                             return true;  // named twice
+                           }
+                           auto const& back = table.find(one.block)->recipe->dependents[one.place];
+                           return back.block == id && back.place == place_of(operands, one);
+                         }) &&
+             std::all_of(dependents.begin(), dependents.end(), [&](Recipe::Link const& one) {
+               auto const& back = table.find(one.block)->recipe->operands[one.place];
+               return back.block == id && back.place == place_of(dependents, one);
+             });
+    }
+
+    spillway::detail::BlockTable<BlockRecord> table;
+    spillway::detail::Recipes recipes{table};
+  };
 
   struct Stepped : spillway::SimPolicies {
     using device = Capturing;
@@ -801,6 +890,82 @@ TEST_SUITE("recipes") {
     bench.allocator.for_each_block(
         [&](BlockId, spillway::detail::BlockRecord const&) { ++counted; });
     CHECK(counted == records);
+  }
+
+  TEST_CASE("Recipes: only orphans whose need may have ended are looked at") {
+    Links links;
+    std::vector<BlockId> operands;
+    std::vector<BlockId> made;
+    for (int i = 0; i < 100; ++i) {
+      operands.push_back(links.add({}));
+      made.push_back(links.add({operands.back()}));
+      links.drop(made.back());
+    }
+    for (BlockId const operand : operands) {
+      REQUIRE_FALSE(links.recipes.may_go(operand));
+      CHECK(links.recipes.orphans_to_look_at() == 1);
+      CHECK_FALSE(links.recipes.take_orphan().has_value());
+      CHECK(links.recipes.orphans_to_look_at() == 0);
+    }
+    links.recompute(made[10]);
+    CHECK(links.recipes.orphans_to_look_at() == 1);
+    auto const orphan = links.recipes.take_orphan();
+    REQUIRE(orphan.has_value());
+    CHECK(orphan->id == operands[10]);
+    CHECK(orphan->is_for_good);
+    CHECK_FALSE(links.recipes.take_orphan().has_value());
+  }
+
+  TEST_CASE("Recipes: orphans have bytes exactly as long as dropped blocks need them") {
+    std::uint64_t const seed = 20260212;
+    CAPTURE(seed);
+    std::mt19937_64 random{seed};
+    std::size_t kept = 0;
+    std::size_t bare = 0;
+    for (int round = 0; round < 40; ++round) {
+      Links links;
+      std::vector<BlockId> owned;
+      auto const draw = [&] { return static_cast<std::size_t>(random() % owned.size()); };
+      for (int action = 0; action < 400; ++action) {
+        std::uint64_t const what = owned.empty() ? 0 : random() % 8;
+        if (what < 3) {
+          std::vector<BlockId> operands;
+          for (std::uint64_t i = random() % 4; i != 0 && !owned.empty(); --i) {
+            operands.push_back(owned[draw()]);  // perhaps the same again
+          }
+          owned.push_back(links.add(operands));
+        } else if (what < 5) {
+          links.drop_if_possible(owned[draw()]);
+        } else if (what == 5) {
+          links.recompute_all(owned[draw()]);
+        } else {
+          std::size_t const at = draw();
+          links.free(owned[at]);
+          owned.erase(owned.begin() + static_cast<std::ptrdiff_t>(at));
+        }
+        links.free_orphans();
+        REQUIRE(links.recipes.orphans_to_look_at() == 0);
+        links.table.for_each([&](BlockId id, BlockRecord const& block) {
+          REQUIRE(links.are_mutual(id, block));
+          if (block.recipe == nullptr || !block.recipe->is_orphan) {
+            return;
+          }
+          bool const is_needed = links.recipes.dependent_in_need(id).has_value();
+          bool const has_bytes = block.state() != BlockState::dropped;
+          REQUIRE_FALSE(block.recipe->dependents.empty());
+          REQUIRE((is_needed || !has_bytes));
+          kept += has_bytes ? 1U : 0U;
+          bare += has_bytes ? 0U : 1U;
+        });
+      }
+      for (BlockId const id : owned) {
+        links.free(id);
+        links.free_orphans();
+      }
+      CHECK(links.table.size() == 0);
+    }
+    CHECK(kept > 1000);  // otherwise this has tested little
+    CHECK(bare > 1000);
   }
 
   TEST_CASE("A block made from a freed block that is being made again is intact") {

@@ -172,16 +172,27 @@ struct Recipe {
   using Make =
       std::function<void(void const* stream, std::span<void const* const> operands, void* result)>;
 
+  /// A block and its operand: each names the other, and says where the other names it.
+  struct Link {
+    static constexpr std::uint32_t nowhere = ~std::uint32_t{0};
+
+    BlockId block{};
+    std::uint32_t place = nowhere;  // `nowhere`: an operand that the recipe names once more
+  };
+
   Make make;  // empty: the block has no recipe of its own
-  std::vector<BlockId> operands;
-  std::vector<BlockId> dependents;  // blocks whose recipes read this one
+  std::vector<Link> operands;
+  std::vector<Link> dependents;  // blocks whose recipes read this one, in no order
   std::uint64_t cost_ns = 0;
+  std::uint32_t needed_by = 0;       // place of the dependent that was last seen to need the bytes
   std::uint32_t readers = 0;         // recomputations that hold the block now
   std::uint32_t changing_lease = 0;  // while suspended: the serial of the lease that may extend it
   std::uint8_t extensions = 0;       // changes in place that `make` repeats
   bool is_suspended = false;         // the block is being changed: `make` makes its old bytes
   bool is_orphan = false;            // freed by its owner, and kept for its dependents
   bool is_looked_at = false;         // listed as an orphan that may no longer be needed
+  bool has_parted = false;           // an orphan whose memory was given back
+  bool passes_need_on = false;       // an operand may be kept only because this orphan is in need
 };
 
 /// All that the pager knows about one block. The parts of the pager read and write it under the

@@ -433,8 +433,8 @@ class Leases {
    private:
     static std::vector<LeaseRequest> requests_of(BlockId id, Recipe const& recipe) {
       std::vector<LeaseRequest> requests{{id, Access::write}};
-      for (BlockId const operand : recipe.operands) {
-        requests.push_back({operand, Access::read});
+      for (Recipe::Link const& operand : recipe.operands) {
+        requests.push_back({operand.block, Access::read});
       }
       return requests;
     }

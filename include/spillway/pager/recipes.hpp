@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
@@ -138,8 +137,8 @@ class BasicRecipes {
   bool forget_dependents(BlockId id) noexcept {
     BlockRecord& block = at(id);
     std::size_t left = block.recipe == nullptr ? 0 : block.recipe->dependents.size();
-    while (left != 0) {  // backwards, since the last one is cheapest to remove
-      BlockId const dependent = block.recipe->dependents[left - 1];
+    while (left != 0) {  // backwards, since a later one takes the place of one that is removed
+      BlockId const dependent = block.recipe->dependents[left - 1].block;
       if (is_in_need(dependent)) {
         --left;
       } else {
@@ -152,13 +151,15 @@ class BasicRecipes {
 
   /// Returns a block that would be lost if the bytes of block `id` changed now, or that may soon be
   /// such a block.
-  [[nodiscard]] std::optional<BlockId> dependent_in_need(BlockId id) const noexcept {
-    BlockRecord const& block = at(id);
-    if (block.recipe != nullptr) {
-      for (BlockId const dependent : block.recipe->dependents) {
-        if (is_in_need(dependent)) {
-          return dependent;
-        }
+  [[nodiscard]] std::optional<BlockId> dependent_in_need(BlockId id) noexcept {
+    Recipe* const recipe = at(id).recipe.get();
+    std::size_t const count = recipe == nullptr ? 0 : recipe->dependents.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      std::size_t const place = (recipe->needed_by + i) % count;  // most often it is the same again
+      BlockId const dependent = recipe->dependents[place].block;
+      if (is_in_need(dependent)) {
+        recipe->needed_by = static_cast<std::uint32_t>(place);
+        return dependent;
       }
     }
     return std::nullopt;
@@ -177,6 +178,7 @@ class BasicRecipes {
     }
     block.is_abandoned = true;
     block.recipe->is_orphan = true;
+    block.recipe->passes_need_on = true;  // until now it was in need if it had no bytes
     look_at(id);
     return false;
   }
@@ -186,53 +188,56 @@ class BasicRecipes {
     BlockId id{};
     bool is_for_good = false;  // false: it is dropped and stays for the blocks made from it
   };
-  /// Returns an orphan whose bytes no block needs any more, if there is one. Takes constant time if
-  /// there was none at the last call and `on_need_ended` has not been called since.
+  /// Returns an orphan whose bytes no block needs any more, if there is one. It looks only at the
+  /// orphans whose need may have ended since the last call, and at those that were in use then.
   std::optional<Parting> take_orphan() noexcept {
-    if (!has_need_ended_) {
-      SPILLWAY_ASSERT(std::all_of(orphans_.begin(), orphans_.end(), [this](BlockId id) {
-        return dependent_in_need(id).has_value();
-      }));
-      return std::nullopt;
-    }
-    bool is_any_in_use = false;
-    auto const found = std::find_if(orphans_.begin(), orphans_.end(), [&](BlockId id) {
+    for (std::size_t i = 0; i < orphans_.size();) {
+      BlockId const id = orphans_[i];
       BlockRecord const& block = at(id);
-      if (dependent_in_need(id)) {
-        return false;
+      Recipe& recipe = *block.recipe;
+      bool const is_needed = dependent_in_need(id).has_value();
+      if (!is_needed && std::exchange(recipe.passes_need_on, false)) {
+        look_at_operands(recipe);
       }
-      bool const is_in_use = block.is_leased() || block.is_in_transit();
-      is_any_in_use = is_any_in_use || is_in_use;
-      return !is_in_use;
-    });
-    if (found == orphans_.end()) {
-      has_need_ended_ = is_any_in_use;
-      return std::nullopt;
-    }
-    BlockId const id = *found;
-    orphans_.erase(found);
-    Recipe& recipe = *at(id).recipe;
-    recipe.is_looked_at = false;
-    if (may_stay_dropped(id)) {
+      if (!is_needed && (block.is_leased() || block.is_in_transit())) {
+        ++i;
+        continue;
+      }
+      orphans_[i] = orphans_.back();
+      orphans_.pop_back();
+      recipe.is_looked_at = false;
+      if (is_needed || (recipe.has_parted && !recipe.dependents.empty())) {
+        continue;
+      }
+      recipe.has_parted = may_stay_dropped(id);
+      if (!recipe.has_parted) {
+        recipe.is_orphan = false;
+        forget_dependents(id);
+        forget(id);
+        return Parting{id, true};
+      }
       return Parting{id, false};
     }
-    recipe.is_orphan = false;
-    forget_dependents(id);
-    forget(id);
-    return Parting{id, true};
+    return std::nullopt;
   }
+  /// The number of orphans that the next `take_orphan` may look at.
+  [[nodiscard]] std::size_t orphans_to_look_at() const noexcept { return orphans_.size(); }
 
   /// Notes that a block was recomputed. If it is an orphan, its bytes will soon be needless again.
   void on_recompute(BlockId id) noexcept {
-    if (at(id).recipe->is_orphan) {
+    Recipe& recipe = *at(id).recipe;
+    recipe.has_parted = false;
+    if (recipe.is_orphan) {
       look_at(id);
     }
-    has_need_ended_ = true;
+    look_at_operands(recipe);
   }
   /// Notes that a block has its bytes although it was about to leave, so that it may no longer need
   /// its recipe.
   void on_need_ended(BlockRecord const& block) noexcept {
-    has_need_ended_ = has_need_ended_ || block.recipe != nullptr;
+    if (block.recipe != nullptr) {
+      look_at_operands(*block.recipe);
+    }
   }
 
   /// Whether there are callables of ended recipes that were not taken yet.
@@ -270,10 +275,10 @@ class BasicRecipes {
   template <class Visit>
   bool all_below(BlockId id, Visit const& visit, std::uint32_t depth = 0) const {
     Recipe const& recipe = *at(id).recipe;
-    return std::all_of(recipe.operands.begin(), recipe.operands.end(), [&](BlockId operand) {
-      return at(operand).state() == BlockState::dropped && depth < most_chained
-                 ? all_below(operand, visit, depth + 1)
-                 : visit(operand);
+    return std::all_of(recipe.operands.begin(), recipe.operands.end(), [&](Recipe::Link operand) {
+      return at(operand.block).state() == BlockState::dropped && depth < most_chained
+                 ? all_below(operand.block, visit, depth + 1)
+                 : visit(operand.block);
     });
   }
 
@@ -321,17 +326,22 @@ class BasicRecipes {
 
   /// Whether a block's recipe must be kept, since otherwise the block would be lost or, if it is an
   /// orphan, a block that is made from it. The recursion is no deeper than the longest chain. After
-  /// too many visits it returns true, which is always safe.
-  [[nodiscard]] bool is_in_need(BlockId id, std::size_t& visits) const noexcept {
+  /// too many visits it returns true, which is always safe. Notes in the orphans that are in need
+  /// that their operands may be kept because of that.
+  [[nodiscard]] bool is_in_need(BlockId id, std::size_t& visits) noexcept {
     BlockRecord const& block = at(id);
-    if (!block.needs_recipe() || !block.recipe->is_orphan || ++visits >= most_visits) {
+    if (!block.needs_recipe() || !block.recipe->is_orphan) {
       return block.needs_recipe();
     }
-    std::vector<BlockId> const& made = block.recipe->dependents;
-    return std::any_of(
-        made.begin(), made.end(), [&](BlockId one) { return is_in_need(one, visits); });
+    std::vector<Recipe::Link> const& made = block.recipe->dependents;
+    bool const is_needed =
+        ++visits >= most_visits || std::any_of(made.begin(), made.end(), [&](Recipe::Link one) {
+          return is_in_need(one.block, visits);
+        });
+    block.recipe->passes_need_on = block.recipe->passes_need_on || is_needed;
+    return is_needed;
   }
-  [[nodiscard]] bool is_in_need(BlockId id) const noexcept {
+  [[nodiscard]] bool is_in_need(BlockId id) noexcept {
     std::size_t visits = 0;
     return is_in_need(id, visits);
   }
@@ -346,9 +356,16 @@ class BasicRecipes {
   }
   /// Puts an orphan on the list of those that may no longer be needed.
   void look_at(BlockId id) noexcept {
-    has_need_ended_ = true;
     if (!std::exchange(at(id).recipe->is_looked_at, true)) {
       orphans_.push_back(id);  // `node` has made room for it
+    }
+  }
+  void look_at_operands(Recipe const& recipe) noexcept {
+    for (Recipe::Link const& operand : recipe.operands) {
+      if (Recipe const* const other = at(operand.block).recipe.get();
+          other != nullptr && other->is_orphan) {
+        look_at(operand.block);
+      }
     }
   }
 
@@ -358,13 +375,16 @@ class BasicRecipes {
     try {
       recipe.operands.reserve(recipe.operands.size() + operands.size());
       for (BlockId const operand : operands) {
-        bool const is_linked = std::find(recipe.operands.begin(), recipe.operands.end(), operand) !=
-                               recipe.operands.end();
+        bool const is_linked = std::any_of(recipe.operands.begin(),
+                                           recipe.operands.end(),
+                                           [&](Recipe::Link one) { return one.block == operand; });
         // `make` gets the addresses in this order. Added first, so that `unlink` finds the operand
         // if the next call throws.
-        recipe.operands.push_back(operand);
+        recipe.operands.push_back({operand});
         if (!is_linked) {
-          node(operand).dependents.push_back(id);
+          std::vector<Recipe::Link>& dependents = node(operand).dependents;
+          dependents.push_back({id, static_cast<std::uint32_t>(recipe.operands.size() - 1)});
+          recipe.operands.back().place = static_cast<std::uint32_t>(dependents.size() - 1);
         }
       }
     } catch (...) {
@@ -374,13 +394,12 @@ class BasicRecipes {
   }
 
   void unlink(BlockId id) noexcept {
-    has_need_ended_ = true;
     Recipe& recipe = *at(id).recipe;
-    for (BlockId const operand : recipe.operands) {
-      if (BlockRecord& block = at(operand); block.recipe != nullptr) {
-        remove_last(block.recipe->dependents, id);
-        if (block.recipe->is_orphan && block.recipe->dependents.empty()) {
-          look_at(operand);
+    look_at_operands(recipe);
+    for (Recipe::Link const operand : recipe.operands) {
+      if (BlockRecord& block = at(operand.block); block.recipe != nullptr) {
+        if (operand.place != Recipe::Link::nowhere) {
+          remove_dependent(*block.recipe, operand.place);
         }
         prune(block);
       }
@@ -393,11 +412,12 @@ class BasicRecipes {
     recipe.extensions = 0;
     prune(at(id));
   }
-  static void remove_last(std::vector<BlockId>& blocks, BlockId id) noexcept {
-    auto const found = std::find(blocks.rbegin(), blocks.rend(), id);
-    if (found != blocks.rend()) {
-      blocks.erase(std::next(found).base());
-    }
+  /// The last dependent takes the place of the one that is removed.
+  void remove_dependent(Recipe& recipe, std::uint32_t place) noexcept {
+    Recipe::Link const last = recipe.dependents.back();
+    recipe.dependents[place] = last;
+    at(last.block).recipe->operands[last.place].place = place;
+    recipe.dependents.pop_back();
   }
   void prune(BlockRecord& block) noexcept {
     Recipe const& recipe = *block.recipe;
@@ -409,8 +429,8 @@ class BasicRecipes {
 
   [[nodiscard]] std::size_t operand_bytes(BlockRecord const& block) const noexcept {
     std::size_t bytes = 0;
-    for (BlockId const operand : block.recipe->operands) {
-      bytes += at(operand).bytes;
+    for (Recipe::Link const& operand : block.recipe->operands) {
+      bytes += at(operand.block).bytes;
     }
     return bytes;
   }
@@ -430,12 +450,12 @@ class BasicRecipes {
   // Recursive, but no deeper than the longest chain. A cycle of recipes looks like a chain that is
   // too long.
   [[nodiscard]] Chain chain(BlockId id,
-                            std::vector<BlockId> Recipe::*links,
+                            std::vector<Recipe::Link> Recipe::*links,
                             std::size_t& visits,
                             std::uint32_t depth = 0) const noexcept {
     Chain longest;
-    for (BlockId const next : (*at(id).recipe).*links) {
-      BlockRecord const& block = at(next);
+    for (Recipe::Link const& link : (*at(id).recipe).*links) {
+      BlockRecord const& block = at(link.block);
       longest.is_whole = longest.is_whole && block.has_contents();
       if (!block.needs_recipe() || !block.has_recipe()) {
         continue;
@@ -444,7 +464,7 @@ class BasicRecipes {
         longest.blocks = most_chained;
         return longest;
       }
-      Chain const rest = chain(next, links, visits, depth + 1);
+      Chain const rest = chain(link.block, links, visits, depth + 1);
       longest.blocks = std::max(longest.blocks, rest.blocks + 1);
       bool const is_top = links == &Recipe::dependents && rest.blocks == 0;
       longest.bytes =
@@ -456,8 +476,7 @@ class BasicRecipes {
   }
 
   BlockTable<BlockRecord>& table_;
-  std::vector<BlockId> orphans_;  // orphans that have bytes, or no dependents
-  bool has_need_ended_ = false;   // since `take_orphan` last found none
+  std::vector<BlockId> orphans_;  // orphans that may no longer be needed
   std::vector<Recipe::Make> dead_;
   std::size_t nodes_ = 0;  // number of block records that have a `Recipe`
 };
