@@ -24,7 +24,7 @@ def parts_of_two():
 
 def schemas(*prefixes):
     return [schema for schema in torch._C._jit_get_all_schemas()
-            if schema.name.removeprefix("aten::").startswith(prefixes) and "out" not in schema.overload_name]
+            if schema.name.removeprefix("aten::").startswith(prefixes)]
 
 
 FOREACH = schemas("_foreach_", "_amp_foreach_")

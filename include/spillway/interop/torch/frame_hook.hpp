@@ -1024,7 +1024,7 @@ class FrameHook {
     bool const is_list_of_tensors =
         results == 0 ||
         (results == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::ListType);
-    if (cuts.size() <= 2 || !is_list_of_tensors ||
+    if (cuts.size() <= 2 || !is_list_of_tensors || has_out(schema) ||
         !takes_one_element_each(schema, given, cuts.back()) ||
         !is_the_same_to_autograd(schema, given, cuts.back())) {
       run_kernel(op, next, stack);
@@ -1048,6 +1048,14 @@ class FrameHook {
     if (results == 1) {
       stack->emplace_back(std::move(all));
     }
+  }
+
+  /// Returns whether this is an overload with `out=`. PyTorch computes all results of one before it
+  /// writes the first, so in parts an error would leave the results of earlier parts.
+  [[nodiscard]] static bool has_out(c10::FunctionSchema const& schema) {
+    return std::any_of(schema.arguments().begin(),
+                       schema.arguments().end(),
+                       [](c10::Argument const& argument) { return argument.is_out(); });
   }
 
   /// Returns whether an argument is a tensor that has one number for each element of the lists
