@@ -32,7 +32,8 @@ struct PagedRange {
   ~PagedRange() { device.free_address(p, pages * n); }
 
   void map(std::size_t first, std::size_t count) {
-    device.map(p + first * n, n, {pieces.data(), count});
+    bool const is_mapped = device.try_map(p + first * n, n, {pieces.data(), count});
+    REQUIRE(is_mapped);
   }
   void unmap(std::size_t first, std::size_t count) { device.unmap(p + first * n, count * n); }
 
