@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-import contextlib
 import gc
 import os
-import threading
 
 import pytest
 import torch
 
 import spillway_torch
 from spillway_torch import _chosen as _C
+
+from random_programs import evicting
 
 torch.set_num_threads(1)
 spillway_torch.install(device="cpu", limit=256 << 20, least_bytes=1)
@@ -33,23 +33,7 @@ class Lms:
     """Short names of functions that tests call often."""
 
     evict = staticmethod(spillway_torch.reclaim_inactive)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def evicting():
-        """While the context is open, another thread evicts, again and again, all tensors that no operation uses."""
-        ended = threading.Event()
-
-        def evict():
-            while not ended.is_set():
-                spillway_torch.reclaim_inactive()
-        thread = threading.Thread(target=evict)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+    evicting = staticmethod(evicting)
 
     @staticmethod
     def view(tensor):

@@ -242,16 +242,16 @@ def check_programs(device, way, seeds, limit):
     before = spillway_torch.memory_stats()["swap_out_bytes"]
     spillway_torch.set_recompute(way == "recomputed")
     try:
+        spillway_torch.set_enabled_lms(False)
+        expected = {seed: Program(seed, "cpu").run() for seed in seeds}
+        gc.collect()
+        spillway_torch.set_limit_lms(limit)
+        spillway_torch.set_enabled_lms(True)
         for seed in seeds:
-            spillway_torch.set_enabled_lms(False)
-            expected = Program(seed, "cpu").run()
-            spillway_torch.set_limit_lms(limit)
-            spillway_torch.set_enabled_lms(True)
             with evicting() if way == "evicted by a thread" else contextlib.nullcontext():
                 results = Program(seed, device, evicts=True).run()
-            assert results == expected, f"the program of seed {seed}"
+            assert results == expected[seed], f"the program of seed {seed}"
             gc.collect()
-            spillway_torch.set_limit_lms(limit_before)
     finally:
         spillway_torch.set_recompute(False)
         spillway_torch.set_limit_lms(limit_before)
