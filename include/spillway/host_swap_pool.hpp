@@ -369,15 +369,15 @@ class HostSwapPool {
   /// Returns the text for an error that no tier has room for a slot.
   [[nodiscard]] std::string advice_when_full() const {
     HostTier first{};
-    std::size_t capacity_bytes = 0;
+    bool has_tier = false;
     {
       std::scoped_lock const lock{mutex_};
       first = ledger_.first_tier();
       for (auto i = static_cast<std::size_t>(first); i < host_tier_count; ++i) {
-        capacity_bytes |= ledger_.stats(static_cast<HostTier>(i)).capacity_bytes;
+        has_tier = has_tier || ledger_.stats(static_cast<HostTier>(i)).capacity_bytes != 0;
       }
     }
-    if (capacity_bytes == 0) {
+    if (!has_tier) {
       return first == HostTier::pinned
                  ? "The host pool has no tier: give one a capacity in HostPoolOptions."
              : first == HostTier::pageable

@@ -39,6 +39,7 @@ struct AllOfThem : HostPagedApi {
   [[maybe_unused]] static constexpr bool has_cheap_pieces = true;
   [[nodiscard]] bool shares_host_memory() const noexcept;
   [[nodiscard]] bool checks_reads() const noexcept;
+  [[nodiscard]] bool is_host_function_caller() const;
   [[nodiscard]] event_type create_timed_event();
   [[nodiscard]] std::uint64_t elapsed_ns(event_type, event_type);
 };
@@ -49,6 +50,7 @@ static_assert(PerThreadStreamApi<AllOfThem> && NumberedApi<AllOfThem> && KernelT
 static_assert(VirtualClockApi<AllOfThem> && SteppedApi<AllOfThem> && ForkingApi<AllOfThem>);
 static_assert(HostWorkApi<AllOfThem> && SlowPinningApi<AllOfThem> && SharedMemoryApi<AllOfThem>);
 static_assert(AddressableApi<AllOfThem> && ReadCheckingApi<AllOfThem> && TimingApi<AllOfThem>);
+static_assert(HostCallCheckingApi<AllOfThem>);
 
 struct NoDevice {
   [[maybe_unused]] static constexpr bool holds_bytes = true;
@@ -154,6 +156,11 @@ struct ReadsAreCounted : AllOfThem {
 };
 static_assert(!ReadCheckingApi<ReadsAreCounted>);
 
+struct HostFunctionsChangeTheDevice : AllOfThem {
+  [[nodiscard]] bool is_host_function_caller();
+};
+static_assert(!HostCallCheckingApi<HostFunctionsChangeTheDevice>);
+
 struct NotAddressable : AllOfThem {
   [[maybe_unused]] static constexpr bool is_addressable = false;
 };
@@ -192,6 +199,7 @@ TEST_CASE("Device concepts: which ones each device of the library models") {
   CHECK((SteppedApi<SteppedSimApi> && !SteppedApi<SimApi> && !SteppedApi<ModelApi>));
   CHECK((AddressableApi<SimApi> && AddressableApi<HostApi> && !AddressableApi<ModelApi>));
   CHECK((ReadCheckingApi<SimApi> && !ReadCheckingApi<HostApi>));
+  CHECK((HostCallCheckingApi<SimApi> && !HostCallCheckingApi<HostApi>));
   CHECK((LaunchingApi<SimApi> && LaunchingApi<HostApi>));
   CHECK((ForkingApi<HostApi> && ForkingApi<HostPagedApi> && !ForkingApi<SimApi>));
   CHECK((!TimingApi<SimApi> && !TimingApi<HostApi>));

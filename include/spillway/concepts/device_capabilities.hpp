@@ -32,6 +32,7 @@
 /// | `AddressableApi`     | `is_addressable` is true      | lets codecs read blocks in place      |
 /// | `ReadCheckingApi`    | `checks_reads`                | refuses reads of what was never       |
 /// |                      |                               | written                               |
+/// | `HostCallCheckingApi`| `is_host_function_caller`     | refuses acquires of host functions    |
 /// | `CapturingApi`       | `is_capturing`                | refuses what a capture does not allow |
 /// | `PerThreadStreamApi` | `is_one_stream`               | refuses handles that it cannot order  |
 /// | `CallerStreamApi`    | `is_caller`                   | keeps no order after what has         |
@@ -174,6 +175,14 @@ concept AddressableApi = ByteHoldingApi<D> && requires { requires D::is_addressa
 template <class D>
 concept ReadCheckingApi = DeviceApi<D> && requires(D const cd) {
   { cd.checks_reads() } noexcept -> std::same_as<bool>;
+};
+
+/// A device that knows its host functions, which may neither call it nor wait for work: if
+/// `cd.is_host_function_caller()` is true, the caller is one, and the allocator refuses to acquire
+/// a block for it.
+template <class D>
+concept HostCallCheckingApi = DeviceApi<D> && requires(D const cd) {
+  { cd.is_host_function_caller() } -> std::same_as<bool>;
 };
 
 /// A device that can record the work of a stream into a graph instead of running it:

@@ -279,12 +279,12 @@ class Leases {
     }
   }
 
-  /// On devices that know it, refuses calls of host functions, which may not make the device calls
-  /// that follow. The fast path makes none and is not checked.
+  /// On devices that know their host functions (`HostCallCheckingApi`), refuses their calls, since
+  /// they may not make the device calls that follow. The fast path makes none and is not checked.
   ///
   /// @throws ContractViolation
   void refuse_host_function() {
-    if constexpr (requires { device_.is_host_function_caller(); }) {
+    if constexpr (HostCallCheckingApi<Device>) {
       bool is_host_function = false;
       {
         Unlocked const unlocked{monitor_};

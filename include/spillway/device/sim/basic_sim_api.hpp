@@ -144,8 +144,7 @@ class BasicSimApi {
     return holds_bytes && options_.checked && options_.check_reads;
   }
 
-  /// Whether the caller is a function that a stream launched, which may neither make device calls
-  /// nor wait for work. An allocator refuses to acquire a block there.
+  /// Whether the caller is a function that a stream launched (`HostCallCheckingApi`).
   [[nodiscard]] bool is_host_function_caller() const {
     std::lock_guard const lock{mutex_};
     return executor_.is_host_function_caller();
