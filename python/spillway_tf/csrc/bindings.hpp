@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "held.hpp"
+#include "released_lock.hpp"
 #include "site.hpp"
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -191,25 +192,25 @@ struct Bindings {
   }
 
   static void define(py::module_& m) {
-    using release = py::call_guard<py::gil_scoped_release>;
+    using WithoutLock = py::call_guard<spillway_python::ReleasedLock>;
     m.def("install", &install);
     m.def("is_installed", &Site::is_installed);
     m.def("enable", [](bool on) { installed().leases.enable(on); });
     m.def("is_enabled", [] { return Site::is_ready() && installed().leases.is_enabled(); });
-    m.def("set_limit", &set_limit, release());
+    m.def("set_limit", &set_limit, WithoutLock());
     m.def("limit", [] { return installed().limit(); });
-    m.def("share", &share, release());
+    m.def("share", &share, WithoutLock());
     m.def(
-        "leave_share", [] { installed().leases.leave_share(); }, release());
+        "leave_share", [] { installed().leases.leave_share(); }, WithoutLock());
     m.def(
         "share_members",
         [] { return spillway::framework::share_rows(installed().leases.share_members()); },
-        release());
+        WithoutLock());
     m.def("capacity", [] { return installed().memory.stats().capacity_bytes; });
     m.def("least_bytes", [] { return Site::tensors().least_bytes(); });
     m.def("granularity", [] { return installed().device.granularity_bytes(); });
     m.def(
-        "reclaim", [] { return installed().leases.reclaim(); }, release());
+        "reclaim", [] { return installed().leases.reclaim(); }, WithoutLock());
     m.def("has_file_tier", [] {
       auto const host = installed().memory.host_stats();
       return host.tier(spillway::HostTier::file).capacity_bytes != 0;
@@ -220,13 +221,13 @@ struct Bindings {
           return installed().leases.park(to_file ? spillway::HostTier::file
                                                  : spillway::HostTier::pinned);
         },
-        release());
+        WithoutLock());
     m.def(
-        "wake", [] { return installed().leases.wake(); }, release());
+        "wake", [] { return installed().leases.wake(); }, WithoutLock());
     m.def(
-        "trim", [] { return installed().memory.trim_sync(); }, release());
+        "trim", [] { return installed().memory.trim_sync(); }, WithoutLock());
     m.def(
-        "begin_step", [] { installed().leases.begin_step(); }, release());
+        "begin_step", [] { installed().leases.begin_step(); }, WithoutLock());
     m.def("last_failure",
           [] { return !Site::is_ready() ? std::string{} : installed().leases.last_failure(); });
     m.def("raw_stats", &raw_stats);
@@ -238,13 +239,13 @@ struct Bindings {
       bool const is_ours = Site::is_ready() && Site::may_own(p);
       return reinterpret_cast<std::size_t>(is_ours ? Site::leases().base_of(p) : nullptr);
     });
-    m.def("keep", &keep, release());
+    m.def("keep", &keep, WithoutLock());
     m.def("set_codec", &set_codec);
     py::class_<Held<Site>>(m, "Held", py::module_local())
         .def(py::init<std::vector<std::size_t> const&, bool>(),
              py::arg("addresses"),
              py::arg("may_write") = false)
-        .def("__enter__", &Held<Site>::enter, release())
+        .def("__enter__", &Held<Site>::enter, WithoutLock())
         .def("__exit__", [](Held<Site>& held, py::args const&) { held.exit(); });
   }
 };

@@ -4,6 +4,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 BEGIN = """
 import os, numpy as np, tensorflow as tf, spillway_tf
 spillway_tf.install(limit=64 << 20, least_bytes=4096)
@@ -53,6 +55,23 @@ for w in workers:
 print("good")
 """)
     assert done.stdout.strip() == "good", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("call", ["reclaim_inactive", "begin_step"])
+def test_the_program_ends_while_a_daemon_thread_calls(script, call):
+    done = script(BEGIN + f"""
+import threading
+begun = threading.Event()
+def work():
+    while True:
+        spillway_tf.{call}()
+        begun.set()
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+begun.wait()
+print("end")
+""")
+    assert (done.returncode, done.stdout.strip()) == (0, "end"), done.stderr[-2000:]
 
 
 def test_garbage_that_is_collected_while_a_process_forks(script):

@@ -74,7 +74,7 @@ class Bindings {
   /// Moves a storage to memory of PyTorch's own allocator, which other processes can share.
   static void hand_over(pybind11::handle object) {
     c10::Storage const storage = torch::createStorage(object.ptr());
-    ReleasedLock const others_run;
+    spillway_python::ReleasedLock const others_run;
     Site::tensors().hand_over(*storage.unsafeGetStorageImpl());
   }
   static void freeze(at::Tensor const& tensor, bool frozen) {
@@ -104,7 +104,7 @@ class Bindings {
     }
     std::optional<Frame> frame;
     if (!operands.empty()) {
-      ReleasedLock const others_run;
+      spillway_python::ReleasedLock const others_run;
       frame.emplace();
       frame->enter(operands);
     }
@@ -196,7 +196,7 @@ class Bindings {
 template <class Site>
 void Bindings<Site>::define(pybind11::module_& m) {
   namespace py = pybind11;
-  using WithoutLock = py::call_guard<ReleasedLock>;
+  using WithoutLock = py::call_guard<spillway_python::ReleasedLock>;
   m.def("install", &install);
   m.def("is_installed", &is_installed);
   m.def("set_hook", &Support::set_hook);
@@ -272,7 +272,7 @@ void Bindings<Site>::define(pybind11::module_& m) {
       .def(py::init<py::handle>())
       .def("__enter__",
            [](Communicating<Site>& call) -> Communicating<Site>& {
-             ReleasedLock const others_run;
+             spillway_python::ReleasedLock const others_run;
              call.enter();
              return call;
            })

@@ -7,7 +7,7 @@
 
 namespace {
 
-using Site = spillway::torch::CudaSite<spillway_torch::WithoutInterpreter>;
+using Site = spillway::torch::CudaSite<spillway_python::WithoutInterpreter>;
 static_assert(spillway::torch::CapturingSite<Site>);
 static_assert(spillway::torch::JoiningSite<Site>);
 static_assert(spillway::torch::PassingSite<Site>);

@@ -52,7 +52,7 @@ class DlpackExchange {
     HANDLE_TH_ERRORS
     if (THPVariable_Check(static_cast<PyObject*>(object))) {
       at::Tensor const& tensor = THPVariable_Unpack(static_cast<PyObject*>(object));
-      ReleasedLock const others_run;
+      spillway_python::ReleasedLock const others_run;
       Source::bring_in(tensor, keeps);
     }
     return true;

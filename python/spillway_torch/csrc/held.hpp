@@ -78,7 +78,7 @@ class Communicating {
       return;
     }
     auto* const communication = work.cast<c10d::Work*>();
-    ReleasedLock const others_run;
+    spillway_python::ReleasedLock const others_run;
     auto use = std::make_shared<spillway::torch::ExtendedLease<Site>>(held_.operands());
     if (communication == nullptr) {
       // one of several communications, and only the last one tells when all have ended

@@ -5,6 +5,6 @@
 #include "released_lock.hpp"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  using Site = spillway::torch::HostSite<spillway_torch::WithoutInterpreter>;
+  using Site = spillway::torch::HostSite<spillway_python::WithoutInterpreter>;
   spillway_torch::Bindings<Site>::define(m);
 }

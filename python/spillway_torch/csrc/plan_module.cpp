@@ -19,6 +19,7 @@
 #include "bench/replay/trace.hpp"
 #include "bench/step_bound.hpp"
 #include "bench/trace_step.hpp"
+#include "released_lock.hpp"
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
@@ -195,7 +196,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           [](Replay const& self, std::size_t limit, double gbps, std::size_t steps, bool swapping) {
             replay::Result result;
             {
-              py::gil_scoped_release const others_run;
+              spillway_python::ReleasedLock const others_run;
               result = self.run(limit, gbps, steps, swapping);
             }
             return to_dict(self.trace(), result);
@@ -204,5 +205,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           py::arg("link_gbps") = replay::default_link_gbps,
           py::arg("steps") = 3,
           py::arg("swapping") = true)
-      .def("least_ns", &Replay::least_ns, py::call_guard<py::gil_scoped_release>());
+      .def("least_ns", &Replay::least_ns, py::call_guard<spillway_python::ReleasedLock>());
 }

@@ -78,7 +78,7 @@ pybind11::dict statistics(State& state) {
     std::size_t bytes = 0;
     {
       // another thread may be making a workspace, and need the interpreter
-      ReleasedLock const others_run;
+      spillway_python::ReleasedLock const others_run;
       bytes = state.tensors->workspace_bytes();
     }
     set("cublas_workspace_bytes", bytes);

@@ -31,7 +31,7 @@ template <class Site>
             [&program, &hold](pybind11::args const& inputs, pybind11::kwargs const& named_inputs) {
               pybind11::object outputs = program(*inputs, **named_inputs);
               {
-                ReleasedLock const others_run;
+                spillway_python::ReleasedLock const others_run;
                 hold.emplace(/*is_kernel=*/true);
               }
               return outputs;

@@ -1,0 +1,1 @@
+../../common/released_lock.hpp
