@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Code that the tests on the CPU and on a GPU share: how each test begins and ends, and a network that they train."""
+import contextlib
 import gc
 import threading
 
@@ -20,17 +21,32 @@ def clean_slate(capacity):
     assert spillway_tf.get_bytes_active() == 0
 
 
-def run_while_everything_leaves(*works):
-    """Runs each function in a thread. Another thread keeps evicting all tensors that no operation uses."""
+@contextlib.contextmanager
+def evicting():
+    """While the context is open, another thread evicts, again and again, all tensors that no operation uses."""
     is_over = threading.Event()
-    evicting = threading.Thread(target=lambda: [spillway_tf.reclaim_inactive() for _ in iter(is_over.is_set, True)])
+    thread = threading.Thread(target=lambda: [spillway_tf.reclaim_inactive() for _ in iter(is_over.is_set, True)])
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def run_in_threads(*works):
+    """Runs each function in a thread, and waits for all."""
     threads = [threading.Thread(target=work) for work in works]
-    for t in [evicting, *threads]:
-        t.start()
-    for t in threads:
-        t.join()
-    is_over.set()
-    evicting.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def run_while_everything_leaves(*works):
+    """Does the same, while tensors leave again and again."""
+    with evicting():
+        run_in_threads(*works)
 
 
 class Training:
