@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random programs, which compute the same with support and without it: in eager mode, in graphs, compiled, in threads, in
-pipelines and in sessions, with variables that are changed in all ways."""
+pipelines and in sessions, with variables that are changed as a whole, in part and by optimizers."""
 import contextlib
 import functools
 import gc

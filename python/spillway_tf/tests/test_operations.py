@@ -2,6 +2,7 @@
 """Uses of a tensor's bytes in all ways that TensorFlow has, while the tensor is away."""
 import copy
 import ctypes
+import functools
 import pickle
 import tempfile
 import threading
@@ -13,7 +14,7 @@ import tensorflow as tf
 import spillway_tf
 from conftest import random
 from spillway_tf import _shims
-from training import run_while_everything_leaves
+from training import run_in_threads, run_while_everything_leaves
 
 v1 = tf.compat.v1
 
@@ -694,11 +695,7 @@ def test_threads_share_a_limit():
         for i, k in enumerate(kept):
             if not np.array_equal(k.numpy(), expected + np.float32(i)):
                 wrong.append((seed, i))
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(3)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    run_in_threads(*(functools.partial(run, seed) for seed in range(3)))
     assert not wrong
 
 
