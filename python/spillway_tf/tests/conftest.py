@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
-import subprocess
-import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tensors on a GPU are tested in ../tests_gpu
@@ -16,6 +14,7 @@ from spillway_tf._load import C
 
 pytest.register_assert_rewrite("training")  # so that its failed assertions show values
 import training
+from program_server import ProgramServer
 
 CAPACITY = 512 << 20
 spillway_tf.install(limit=CAPACITY, least_bytes=4096)
@@ -66,13 +65,19 @@ def evicted():
     return make
 
 
+@pytest.fixture(scope="session")
+def program_server():
+    server = ProgramServer("tensorflow")
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def script(tmp_path):
+def script(program_server, tmp_path):
     """A function that runs Python code in a new process and returns its result and output. It fails if the code uses a tensor
     outside of operations while the tensor is away, or with `is_used_outside`, if it does not."""
     def run(code, is_used_outside=False, **environment):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path,
-                              env={**os.environ, **environment})
+        done = program_server.run(code, tmp_path, **environment)
         assert ("of a tensor was used outside of any operation" in done.stderr) == is_used_outside, done.stderr[-2000:]
         return done
     return run

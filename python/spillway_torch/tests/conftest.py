@@ -8,6 +8,7 @@ import torch
 import spillway_torch
 from spillway_torch import _chosen as _C
 
+from program_server import ProgramServer
 from random_programs import evicting
 
 torch.set_num_threads(1)
@@ -74,15 +75,18 @@ def outside(tensor):
     return tensor.tolist()
 
 
-@pytest.fixture
-def script(tmp_path):
-    """A function that runs Python code in a new process and returns its output."""
-    import subprocess
-    import sys
+@pytest.fixture(scope="session")
+def program_server():
+    server = ProgramServer("torch")
+    yield server
+    server.close()
 
+
+@pytest.fixture
+def script(program_server, tmp_path):
+    """A function that runs Python code in a new process and returns its output."""
     def run(code, timeout=300, **environment):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout,
-                              cwd=tmp_path, env={**os.environ, **environment})
+        done = program_server.run(code, tmp_path, timeout, **environment)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
     return run

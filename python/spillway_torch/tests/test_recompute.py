@@ -50,7 +50,7 @@ print(json.dumps(every))
 @pytest.fixture
 def recompute(script):
     """Runs several pieces of code in one process. Returns the dictionary `out` that each of them has filled."""
-    def run(*pieces, link=100_000):
+    def run(*pieces, link=1_000_000):
         code = "".join(f"out = every[{i}] = {{}}\n{piece}\n" for i, piece in enumerate(pieces))
         return json.loads(script(RECOMPUTE.format(examples=EXAMPLES, code=code, link=link))).values()
     return run
@@ -403,7 +403,7 @@ for first in range(4):  # small operands are copied
 
 
 def test_slices_that_are_not_aligned_give_the_same_products(recompute):
-    [out] = recompute(SLICES)
+    [out] = recompute(SLICES, link=100_000)
     assert out["same"] == [[True, True]] * 4 and out["again"] >= 2
 
 
@@ -545,7 +545,7 @@ spillway_torch.set_recompute(True)
 
 
 def test_results_are_made_again_bitwise(recompute):
-    reports, each, changes, settings = recompute(REPORTS, EACH, CHANGES, SETTINGS)
+    reports, each, changes, settings = recompute(REPORTS, EACH, CHANGES, SETTINGS, link=100_000)
     assert reports["on"] and not reports["off"] and reports["none"] == 0
     assert reports["stats"]["recomputations"] == 1 and reports["stats"]["recomputed_bytes"] == 64 * 128 * 4
     assert reports["stats"]["spared_bytes"] == 64 * 128 * 4 and reports["stats"]["recompute_ns"] > 0

@@ -1,0 +1,1 @@
+../../common/program_server.py
