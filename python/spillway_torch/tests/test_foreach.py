@@ -206,7 +206,9 @@ def test_scalars_in_one_tensor(schema):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("schema", FUSED, ids=named)
 def test_fused_optimizers(schema):
-    assert_same(schema, FUSED_CASES)
+    # Before 2.15 PyTorch's own kernel left arbitrary bits in momentum buffers of bfloat16 (its issue 191763).
+    is_arbitrary = schema.name.startswith("aten::_fused_sgd") and torch.__version__ < (2, 15)
+    assert_same(schema, [case for case in FUSED_CASES if not (is_arbitrary and case.name == f"all {torch.bfloat16}")])
 
 
 def test_lists_with_scalars_in_one_tensor_are_cut(lms):
