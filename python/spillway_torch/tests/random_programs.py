@@ -144,7 +144,7 @@ class Program:
     def differentiate(self):
         outputs = [t for t in self.tensors if t.grad_fn is not None]
         leaves = [t for t in self.tensors if t.is_leaf and t.requires_grad]
-        if not outputs:
+        if not (outputs and leaves):
             return
         output, index = self.choices.choice(outputs), self.stream()
         self.wait_for_all()  # autograd runs on the streams of the forward pass
