@@ -3,7 +3,8 @@
 the programs: a server imports it once, and each program runs in a fork of the server.
 
 A program runs as `python -c` would run it: in an empty `__main__`, to the end of the interpreter. What differs is that the
-framework is imported already.
+framework is imported already. Importing it must not start threads that programs need, since a fork does not have them; the
+stand-in for the CUDA runtime starts such threads, so its tests do not use this.
 """
 import json
 import os

@@ -49,7 +49,8 @@ print(json.dumps(every))
 
 @pytest.fixture
 def recompute(script):
-    """Runs several pieces of code in one process. Returns the dictionary `out` that each of them has filled."""
+    """Runs several pieces of code in one process. Returns the dictionary `out` that each of them has filled. Copies of large
+    operands take long over a slow link, so only operations that are slow for the size of their results need a slower one."""
     def run(*pieces, link=1_000_000):
         code = "".join(f"out = every[{i}] = {{}}\n{piece}\n" for i, piece in enumerate(pieces))
         return json.loads(script(RECOMPUTE.format(examples=EXAMPLES, code=code, link=link))).values()
