@@ -3,7 +3,8 @@
 # Installs the missing packages that are needed to build and test spillway on Debian or Ubuntu. A second run does nothing.
 #
 #   scripts/install-dependencies.sh         compiler, CMake and the libraries that tests and tools use
-#   scripts/install-dependencies.sh --ci    also the tools that check the code: clang, clang-tidy, clang-format
+#   scripts/install-dependencies.sh --ci    also the tools that check the code: clang, clang-tidy, clang-format, and a
+#                                           compiler for AArch64 with QEMU
 set -euo pipefail
 
 packages=(g++ cmake ninja-build python3 doctest-dev libcli11-dev nlohmann-json3-dev libbenchmark-dev
@@ -13,8 +14,9 @@ if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
 fi
 case "${1-}" in
   "") ;;
-  --ci) packages+=(clang clang-tidy clang-format libclang-rt-dev clang-19 libclang-rt-19-dev git) ;;
-  *) sed -n '3,6s/^# \?//p' "$0" >&2; exit 2 ;;
+  --ci) packages+=(clang clang-tidy clang-format libclang-rt-dev clang-19 libclang-rt-19-dev git
+                   g++-aarch64-linux-gnu qemu-user-static) ;;
+  *) sed -n '3,7s/^# \?//p' "$0" >&2; exit 2 ;;
 esac
 
 missing=()

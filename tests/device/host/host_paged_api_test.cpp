@@ -389,10 +389,13 @@ TEST_SUITE("host_paged_api") {
   }
 
   TEST_CASE("HostPagedApi: the granularity bounds the number of pieces") {
-    CHECK(HostPagedApi::granularity_for(0) == 16_KiB);
-    CHECK(HostPagedApi::granularity_for(1_GiB) == 16_KiB);
-    CHECK(HostPagedApi::granularity_for(20_GiB) == 512_KiB);
-    CHECK(HostPagedApi::granularity_for(std::size_t{1} << 63U) == 2_MiB);
+    CHECK(HostPagedApi::granularity_for(0, 4_KiB) == 16_KiB);
+    CHECK(HostPagedApi::granularity_for(1_GiB, 4_KiB) == 16_KiB);
+    CHECK(HostPagedApi::granularity_for(1_GiB, 64_KiB) == 64_KiB);
+    CHECK(HostPagedApi::granularity_for(20_GiB, 64_KiB) == 512_KiB);
+    CHECK(HostPagedApi::granularity_for(std::size_t{1} << 63U, 4_KiB) == 2_MiB);
+    CHECK(HostPagedApi{}.granularity_bytes() ==
+          HostPagedApi::granularity_for(0, static_cast<std::size_t>(::sysconf(_SC_PAGESIZE))));
     CHECK_THROWS_AS(HostPagedApi{{.granularity_bytes = 4_KiB}}, ContractViolation);
     CHECK_THROWS_AS(HostPagedApi{{.granularity_bytes = 48_KiB}}, ContractViolation);
   }

@@ -47,7 +47,9 @@ enum class HostRemap {
 };
 
 struct HostPagedOptions {
-  std::size_t granularity_bytes = 16_KiB;  ///< a power of two, at least as much as this
+  /// A power of two, at least as much as this. On a system whose pages are larger, the size of its
+  /// pages is used instead.
+  std::size_t granularity_bytes = 16_KiB;
   HostRemap remap = HostRemap::mappings;
 };
 
@@ -76,17 +78,22 @@ class BasicHostPagedApi : public HostApi {
   static constexpr std::size_t most_granularity_bytes = 2_MiB;
 
   /// Returns a granularity for this capacity: as fine as possible without too many pieces.
-  [[nodiscard]] static constexpr std::size_t granularity_for(std::size_t capacity_bytes) noexcept {
+  [[nodiscard]] static std::size_t granularity_for(std::size_t capacity_bytes) noexcept {
+    return granularity_for(capacity_bytes, system_page_bytes());
+  }
+  /// Does the same for a system with pages of this size.
+  [[nodiscard]] static constexpr std::size_t granularity_for(std::size_t capacity_bytes,
+                                                             std::size_t page_bytes) noexcept {
     return std::clamp(std::bit_ceil(std::min(capacity_bytes, std::size_t{1} << 62U) / 65536),
-                      least_granularity_bytes,
+                      std::max(least_granularity_bytes, page_bytes),
                       most_granularity_bytes);
   }
 
   /// @throws ContractViolation unless the granularity is a power of two of at least 16 KiB
   explicit BasicHostPagedApi(HostPagedOptions options = {})
-      : granularity_bytes_{options.granularity_bytes} {
-    expects(std::has_single_bit(granularity_bytes_) &&
-                granularity_bytes_ >= least_granularity_bytes,
+      : granularity_bytes_{std::max(options.granularity_bytes, system_page_bytes())} {
+    expects(std::has_single_bit(options.granularity_bytes) &&
+                options.granularity_bytes >= least_granularity_bytes,
             "HostPagedOptions::granularity_bytes must be a power of two of at least 16 KiB",
             {},
             "HostPagedApi");
@@ -205,6 +212,10 @@ class BasicHostPagedApi : public HostApi {
   /// The most bytes that may be spare beyond what was created. Needed since pieces are released one
   /// by one.
   static constexpr std::size_t excess_bytes = 1_MiB;
+
+  [[nodiscard]] static std::size_t system_page_bytes() noexcept {
+    return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  }
 
   /// Unlocks at the last of the calls after a fork.
   void unlock_pages() noexcept {
@@ -560,7 +571,7 @@ void BasicHostPagedApi<Lazy>::map_pages(std::byte* p, std::size_t bytes) {
 
 template <class Lazy>
 void BasicHostPagedApi<Lazy>::move_pages(std::byte* to, std::byte* from, std::size_t bytes) {
-  auto const page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  std::size_t const page = system_page_bytes();
   for (std::size_t done = 0; (done += mover_.move(to + done, from + done, bytes - done)) != bytes;
        done += page) {
     // The contents of a page are not needed, so a page that cannot be moved is replaced by a new
@@ -583,7 +594,7 @@ void BasicHostPagedApi<Lazy>::unmap_pages(std::byte* p, std::size_t bytes) noexc
     (void)::madvise(p, bytes, MADV_DONTNEED);
     return;
   }
-  auto const page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  std::size_t const page = system_page_bytes();
   for (std::size_t done = 0; done < bytes;) {
     std::size_t const moved = mover_.move(stack_ + spare_bytes_, p + done, bytes - done);
     spare_bytes_ += moved;

@@ -161,15 +161,56 @@ struct ProcessSettings {
   }
 };
 
+/// How a thread rounds, and whether it replaces denormal numbers with 0. Does nothing on processors
+/// other than x86-64 and AArch64.
+class FloatMode {
+ public:
+  [[nodiscard]] static FloatMode of_this_thread() noexcept {
+    return FloatMode{control_register() & mode_bits};
+  }
+  void set() const noexcept { set_control_register((control_register() & ~mode_bits) | bits_); }
+  friend bool operator==(FloatMode, FloatMode) noexcept = default;
+
+ private:
+  explicit FloatMode(std::uint64_t bits) noexcept : bits_{bits} {}
+
+#if defined(__SSE2__)
+  // without the flags of exceptions that have occurred, which are in the same register
+  static constexpr std::uint64_t mode_bits = 0xFFC0;
+  static std::uint64_t control_register() noexcept {
+    return __builtin_ia32_stmxcsr();
+  }
+  static void set_control_register(std::uint64_t bits) noexcept {
+    __builtin_ia32_ldmxcsr(static_cast<unsigned>(bits));
+  }
+#elif defined(__aarch64__)
+  static constexpr std::uint64_t mode_bits = ~std::uint64_t{0};
+  static std::uint64_t control_register() noexcept {
+    std::uint64_t bits = 0;
+    asm volatile("mrs %0, fpcr" : "=r"(bits));
+    return bits;
+  }
+  static void set_control_register(std::uint64_t bits) noexcept {
+    asm volatile("msr fpcr, %0" : : "r"(bits));
+  }
+#else
+  static constexpr std::uint64_t mode_bits = 0;
+  static std::uint64_t control_register() noexcept {
+    return 0;
+  }
+  static void set_control_register(std::uint64_t) noexcept {}
+#endif
+
+  std::uint64_t bits_;
+};
+
 /// All settings that results depend on beside operands. An operation is run again with the settings
 /// of its first run. The default type is not among them, since recipes do not depend on it
 /// (`OperationRecipe::give`).
 struct NumericSettings {
   ProcessSettings process;
   int threads = at::get_num_threads();
-#if defined(__SSE2__)
-  unsigned float_mode = __builtin_ia32_stmxcsr() & float_mode_bits;  // of this thread
-#endif
+  FloatMode float_mode = FloatMode::of_this_thread();
 
   explicit NumericSettings(at::Float32Backend of) : process{of} {}
   [[nodiscard]] static at::Float32Backend backend_of(c10::Device device) noexcept {
@@ -183,14 +224,8 @@ struct NumericSettings {
     if (threads != others.threads) {
       at::set_num_threads(threads);
     }
-#if defined(__SSE2__)
-    __builtin_ia32_ldmxcsr((__builtin_ia32_stmxcsr() & ~float_mode_bits) | float_mode);
-#endif
+    float_mode.set();
   }
-
- private:
-  // without the flags of exceptions that have occurred
-  static constexpr unsigned float_mode_bits = 0xFFC0;
 };
 
 /// Applies settings for as long as it lives, if they differ from the current ones.
