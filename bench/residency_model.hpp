@@ -166,7 +166,10 @@ class ResidencyModel {
     if (block.is_resident) {
       policy_.on_access(id, use);
     } else {
-      failures += make_room(block.bytes, [](BlockId) noexcept { return true; }) ? 0U : 1U;
+      auto const choose = [&](std::uint64_t short_bytes) noexcept {
+        return policy_.victim(short_bytes, inspecting([](BlockId) noexcept { return true; }));
+      };
+      failures += make_room(block.bytes, choose) ? 0U : 1U;
       block.is_resident = true;
       resident_bytes_ += block.bytes;
       policy_.on_insert(id, block.bytes, use);
@@ -191,14 +194,16 @@ class ResidencyModel {
       }
       auto const may_go = [&](BlockId other) noexcept {
         std::uint64_t const next = schedule_.next_use(other);
-        if constexpr (SpeculativeEvictionPolicy<Policy>) {
-          if (!policy_.is_leaving(other)) {
-            return false;
-          }
-        }
         return next != use_unknown && next > next_use;
       };
-      if (!make_room(block.bytes, may_go)) {
+      auto const choose = [&](std::uint64_t short_bytes) noexcept {
+        if constexpr (SpeculativeEvictionPolicy<Policy>) {
+          return policy_.leaving_victim(inspecting(may_go));
+        } else {
+          return policy_.victim(short_bytes, inspecting(may_go));
+        }
+      };
+      if (!make_room(block.bytes, choose)) {
         return false;
       }
       block.is_resident = true;
@@ -210,17 +215,23 @@ class ResidencyModel {
     });
   }
 
+  /// What the policy is told about blocks for which `may_go(id)` is true.
   template <class MayGo>
-  bool make_room(std::uint64_t bytes, MayGo may_go) {
-    auto const inspect = [&](BlockId id) noexcept -> std::optional<EvictionCandidate> {
+  [[nodiscard]] auto inspecting(MayGo may_go) const noexcept {
+    return [this, may_go](BlockId id) noexcept -> std::optional<EvictionCandidate> {
       Block const& block = blocks_[index_of_block(id)];
       if (block.leases != 0 || block.generation != generation_of(id) || !may_go(id)) {
         return std::nullopt;
       }
       return EvictionCandidate{block.bytes, block.is_clean, block.has_contents};
     };
+  }
+
+  /// Evicts the blocks that `choose(short_bytes)` names until the block fits.
+  template <class Choose>
+  bool make_room(std::uint64_t bytes, Choose choose) {
     while (resident_bytes_ + bytes > capacity_bytes_) {
-      auto const id = policy_.victim(resident_bytes_ + bytes - capacity_bytes_, inspect);
+      auto const id = choose(resident_bytes_ + bytes - capacity_bytes_);
       if (!id) {
         return false;
       }

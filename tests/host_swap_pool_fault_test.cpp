@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <new>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include <support/pool_bench.hpp>
@@ -234,6 +235,9 @@ TEST_SUITE("host_swap_pool_fault") {
       CHECK(now.pool.try_take(1) == std::nullopt);
       CHECK_FALSE(now.pool.try_grow(1));
       CHECK(now.pool.free_bytes() == 0);
+      std::string const advice = now.pool.advice_when_full();
+      CHECK(advice.find("A write to the swap file at ") != std::string::npos);
+      CHECK(advice.find(" failed: " + std::generic_category().message(error)) != std::string::npos);
       now.pool.give_back(now.first);
       CHECK(now.pool.stats().rescued_bytes == 0);
     }

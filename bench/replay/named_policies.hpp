@@ -96,9 +96,10 @@ class NamedEviction {
     auto* const planned = std::get_if<spillway::ScheduleEviction>(&policy_);
     return planned == nullptr ? std::nullopt : planned->early_victim(inspect);
   }
-  [[nodiscard]] bool is_leaving(spillway::BlockId id) const noexcept {
-    auto const* const planned = std::get_if<spillway::ScheduleEviction>(&policy_);
-    return planned == nullptr || planned->is_leaving(id);
+  template <class Inspect>
+  [[nodiscard]] std::optional<spillway::BlockId> leaving_victim(Inspect inspect) noexcept {
+    auto* const planned = std::get_if<spillway::ScheduleEviction>(&policy_);
+    return planned == nullptr ? victim(0, inspect) : planned->leaving_victim(inspect);
   }
   [[nodiscard]] bool may_return(spillway::AccessSchedule const& schedule,
                                 spillway::BlockId id) const noexcept {

@@ -370,9 +370,11 @@ class HostSwapPool {
   [[nodiscard]] std::string advice_when_full() const {
     HostTier first{};
     bool has_tier = false;
+    int write_error = 0;
     {
       std::scoped_lock const lock{mutex_};
       first = ledger_.first_tier();
+      write_error = slot_io_.write_error();
       for (auto i = static_cast<std::size_t>(first); i < host_tier_count; ++i) {
         has_tier = has_tier || ledger_.stats(static_cast<HostTier>(i)).capacity_bytes != 0;
       }
@@ -387,7 +389,12 @@ class HostSwapPool {
                    "faster one, or give HostPoolOptions a file and file_bytes.";
     }
     std::string advice = "The host pool is full: raise its tiers' capacities or free blocks.";
-    if (File const* const file = memory_.file(); file != nullptr && file->refusal() != 0) {
+    File const* const file = memory_.file();
+    if (file != nullptr && write_error != 0) {
+      advice += detail::Text{" A write to the swap file at "} + file->path() +
+                " failed: " + File::reason(write_error) +
+                ". Since then it takes no more blocks, as long as the allocator lives.";
+    } else if (file != nullptr && file->refusal() != 0) {
       advice += detail::Text{" The system gave no room for the swap file at "} + file->path() +
                 ": " + File::reason(file->refusal()) + ".";
     }

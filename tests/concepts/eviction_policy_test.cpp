@@ -61,7 +61,7 @@ TEST_SUITE("eviction") {
     CHECK_NEEDS(EvictionPolicy, EvictionArchetype, on_step);
     CHECK_NEEDS(SpeculativeEvictionPolicy, SpeculativeEvictionArchetype, victim);
     CHECK_NEEDS(SpeculativeEvictionPolicy, SpeculativeEvictionArchetype, early_victim);
-    CHECK_NEEDS(SpeculativeEvictionPolicy, SpeculativeEvictionArchetype, is_leaving);
+    CHECK_NEEDS(SpeculativeEvictionPolicy, SpeculativeEvictionArchetype, leaving_victim);
     CHECK_NEEDS(SpeculativeEvictionPolicy, SpeculativeEvictionArchetype, may_return);
   }
 
@@ -75,8 +75,11 @@ TEST_SUITE("eviction") {
                   std::optional<BlockId> victim(std::size_t, PlainInspect) noexcept);
     CHECK_REFUSES(EvictionPolicy, LruEviction, void on_misprediction());
     CHECK_REFUSES(EvictionPolicy, LruEviction, void on_step(AccessSchedule const&) noexcept);
-    CHECK_REFUSES(SpeculativeEvictionPolicy, ScheduleEviction, bool is_leaving(BlockId) const);
-    CHECK_REFUSES(SpeculativeEvictionPolicy, ScheduleEviction, bool is_leaving(BlockId) noexcept);
+    CHECK_REFUSES(SpeculativeEvictionPolicy,
+                  ScheduleEviction,
+                  std::optional<BlockId> leaving_victim(Inspect));
+    CHECK_REFUSES(
+        SpeculativeEvictionPolicy, ScheduleEviction, BlockId leaving_victim(Inspect) noexcept);
     CHECK_REFUSES(SpeculativeEvictionPolicy,
                   ScheduleEviction,
                   bool may_return(AccessSchedule const&, BlockId) const);

@@ -741,6 +741,59 @@ TEST_SUITE("recipes") {
     bench.run();
   }
 
+  TEST_CASE("A failed acquire for writing leaves the recipes of the blocks that read its block") {
+    // Of x and twelve blocks made from it, eight fit on the device and two on the host.
+    Bench bench{512_KiB, 128_KiB};
+    Buffer x{bench.allocator, 64_KiB};
+    bench.write(x, 1);
+    std::vector<Buffer> made;
+    for (std::uint64_t seed = 10; seed < 22; ++seed) {
+      made.emplace_back(bench.allocator, 64_KiB);
+      bench.write(made.back(), seed);
+      bench.give(made.back(), seed, {{x, 1}});
+    }
+    auto const check_all = [&] {
+      for (std::uint64_t i = 0; i < made.size(); ++i) {
+        bench.check(made[i], 10 + i);
+      }
+      bench.run();
+    };
+    check_all();
+    for (Access const access : {Access::write, Access::read_write}) {
+      CHECK_THROWS_AS((void)x.acquire(access, bench.stream()), spillway::OutOfDeviceMemory);
+      check_all();
+      bench.check(x, 1);
+    }
+    made.resize(4);
+    bench.write(x, 9);
+    bench.check(x, 9);
+    check_all();
+  }
+
+  TEST_CASE(
+      "A block is not dropped while the operand of its freed operand is acquired for writing") {
+    Bench bench{192_KiB};
+    Buffer x{bench.allocator, 64_KiB};
+    Buffer y{bench.allocator, 64_KiB};
+    Buffer z{bench.allocator, 64_KiB};
+    bench.write(x, 1);
+    bench.write(y, 2);
+    bench.give(y, 2, {{x, 1}});
+    bench.write(z, 3);
+    bench.give(z, 3, {{y, 2}});
+    x.swap_out();
+    y.reset();  // can be made again for z, so its memory is given back
+    Buffer other{bench.allocator, 128_KiB};
+    {
+      auto const held = other.acquire(Access::write, bench.stream());
+      bench.write(x, 9);  // takes the room of z
+    }
+    CHECK(bench.allocator.stats().swap_outs.count == 2);
+    bench.check(z, 3);
+    bench.check(x, 9);
+    bench.run();
+  }
+
   TEST_CASE("A freed operand stays as long as a dropped block needs it") {
     Pair bench;
     bench.make();

@@ -129,8 +129,12 @@ TEST_SUITE("pager") {
     [[nodiscard]] std::optional<BlockId> early_victim(Inspect /*inspect*/) noexcept {
       return std::nullopt;
     }
-    [[nodiscard]] bool is_leaving(BlockId id) const noexcept {
-      return std::find(leaving->begin(), leaving->end(), id) != leaving->end();
+    template <class Inspect>
+    [[nodiscard]] std::optional<BlockId> leaving_victim(Inspect inspect) noexcept {
+      return victim(0, [&](BlockId id) noexcept {
+        bool const is_leaving = std::find(leaving->begin(), leaving->end(), id) != leaving->end();
+        return is_leaving ? inspect(id) : std::nullopt;
+      });
     }
     [[nodiscard]] bool may_return(spillway::AccessSchedule const& /*schedule*/,
                                   BlockId /*id*/) const noexcept {

@@ -25,7 +25,7 @@ struct EvictionCandidate {
 ///
 /// Given `p` of type `P`, `id` of type `BlockId`, a `Use use`, and `inspect`, a `noexcept` function
 /// from `BlockId` to `std::optional<EvictionCandidate>` that is empty for a block that cannot leave
-/// now. `inspect` is any callable object: make `victim` (and `early_victim`) a template.
+/// now. `inspect` is any callable object: make `victim` (and the others that get it) a template.
 ///
 /// | expression                | must                                    | cost                   |
 /// |---------------------------|-----------------------------------------|------------------------|
@@ -69,8 +69,10 @@ concept EvictionPolicy =
 /// | `p.early_victim(inspect)`     | name a tracked block that `inspect` admits, that is not      |
 /// |                               | clean, and that will leave before its next use anyway; or    |
 /// |                               | nothing                                                      |
-/// | `cp.is_leaving(id)`           | say whether a block need not stay until its next use: it     |
-/// |                               | will leave anyway, or it has no next use                     |
+/// | `p.leaving_victim(inspect)`   | name a tracked block that `inspect` admits and that need not |
+/// |                               | stay until its next use, as it will leave before it anyway   |
+/// |                               | or has no next use; or nothing. Does not consider all        |
+/// |                               | blocks, since the pager asks at each acquire                 |
 /// | `cp.may_return(schedule, id)` | say whether an absent block may come back now without taking |
 /// |                               | the room of blocks that are made or used before its next use |
 ///
@@ -83,9 +85,9 @@ concept SpeculativeEvictionPolicy =
     requires(P p, P const cp, BlockId id,
              AccessSchedule const& schedule,
              detail::CallableObject<std::optional<EvictionCandidate>(BlockId) noexcept> inspect) {
-      { p.early_victim(std::move(inspect)) } noexcept -> std::same_as<std::optional<BlockId>>;
-      { cp.is_leaving(id)                  } noexcept -> std::same_as<bool>;
-      { cp.may_return(schedule, id)        } noexcept -> std::same_as<bool>;
+      { p.early_victim(std::move(inspect))   } noexcept -> std::same_as<std::optional<BlockId>>;
+      { p.leaving_victim(std::move(inspect)) } noexcept -> std::same_as<std::optional<BlockId>>;
+      { cp.may_return(schedule, id)          } noexcept -> std::same_as<bool>;
     };
 // clang-format on
 

@@ -199,6 +199,8 @@ class SlotIo {
     return queues_[0] ? queues_[0]->name() : std::string_view{};
   }
   [[nodiscard]] std::size_t failed_writes() const noexcept { return failed_writes_; }
+  /// The error number of the last write that failed; 0 if none did.
+  [[nodiscard]] int write_error() const noexcept { return write_error_; }
   [[nodiscard]] std::size_t failed_reads() const noexcept { return failed_reads_; }
 
  private:
@@ -424,6 +426,7 @@ class SlotIo {
     std::scoped_lock const lock{*mutex_};
     ledger_->fail(HostTier::file);
     ++failed_writes_;
+    write_error_ = error;
     if (!is_needed(job)) {
       return;
     }
@@ -491,6 +494,7 @@ class SlotIo {
   std::deque<Job> jobs_;
   Job* idle_ = nullptr;
   std::size_t failed_writes_ = 0;
+  int write_error_ = 0;
   std::size_t failed_reads_ = 0;
 };
 

@@ -186,6 +186,7 @@ struct Recipe {
   std::uint64_t cost_ns = 0;
   std::uint32_t needed_by = 0;       // place of the dependent that was last seen to need the bytes
   std::uint32_t readers = 0;         // recomputations that hold the block now
+  std::uint32_t writers = 0;         // acquires under way after which the recipe will end
   std::uint32_t changing_lease = 0;  // while suspended: the serial of the lease that may extend it
   std::uint8_t extensions = 0;       // changes in place that `make` repeats
   bool is_suspended = false;         // the block is being changed: `make` makes its old bytes

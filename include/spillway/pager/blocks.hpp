@@ -350,14 +350,16 @@ class Blocks {
   /// `admits(id)` is true.
   [[nodiscard]] std::optional<BlockId> victim(std::size_t short_bytes,
                                               BlockFilter admits) noexcept {
-    return eviction_.victim(
-        short_bytes, [&](BlockId id) noexcept -> std::optional<EvictionCandidate> {
-          BlockRecord const* const block = find(id);
-          if (block == nullptr || !block->can_leave() || !admits(id)) {
-            return std::nullopt;
-          }
-          return EvictionCandidate{block->bytes, block->is_clean(), block->has_contents()};
-        });
+    return eviction_.victim(short_bytes, inspecting(admits));
+  }
+  /// Does the same among the blocks that need not stay until their next use. If the eviction policy
+  /// does not know them, all blocks are considered.
+  [[nodiscard]] std::optional<BlockId> leaving_victim(std::size_t short_bytes,
+                                                      BlockFilter admits) noexcept {
+    if constexpr (is_speculative) {
+      return eviction_.leaving_victim(inspecting(admits));
+    }
+    return victim(short_bytes, admits);
   }
   /// Returns a block that the eviction policy wants copied to the host ahead of need, if any.
   [[nodiscard]] std::optional<BlockId> early_victim() noexcept requires is_speculative {
@@ -368,13 +370,6 @@ class Blocks {
       }
       return EvictionCandidate{block->bytes, !needs_copy(id), block->has_contents()};
     });
-  }
-  /// Whether the eviction policy says that the block need not stay until its next use.
-  [[nodiscard]] bool is_leaving(BlockId id) const noexcept {
-    if constexpr (is_speculative) {
-      return eviction_.is_leaving(id);
-    }
-    return true;
   }
   /// Whether the block may come back without taking the room of blocks that are needed earlier.
   [[nodiscard]] bool may_return(BlockId id) const noexcept {
@@ -543,6 +538,16 @@ class Blocks {
   }
 
  private:
+  /// What the eviction policy is told about blocks of which it may name one.
+  [[nodiscard]] auto inspecting(BlockFilter admits) noexcept {
+    return [this, admits](BlockId id) noexcept -> std::optional<EvictionCandidate> {
+      BlockRecord const* const block = find(id);
+      if (block == nullptr || !block->can_leave() || !admits(id)) {
+        return std::nullopt;
+      }
+      return EvictionCandidate{block->bytes, block->is_clean(), block->has_contents()};
+    };
+  }
   void erase(BlockId id, BlockRecord& block) noexcept {
     journal_.block_freed(id, block);
     if (block.is_resident()) {

@@ -178,8 +178,15 @@ class Leases {
   /// null.
   [[nodiscard]] BlockRecord* find_at_hand(LeaseRequest request, StreamIndex on) noexcept {
     BlockRecord* const block = blocks_.find(request.id);
+    bool const ends_recipes =
+        block != nullptr && request.access != Access::read && block->recipe != nullptr;
+    return ends_recipes ? nullptr : find_settled(request, on);
+  }
+  /// Does the same, but the lease may end recipes.
+  [[nodiscard]] BlockRecord* find_settled(LeaseRequest request, StreamIndex on) noexcept {
+    BlockRecord* const block = blocks_.find(request.id);
     if (block == nullptr || !is_at_hand(block->state()) || block->is_read_unchecked ||
-        block->is_abandoned || (request.access != Access::read && block->recipe != nullptr)) {
+        block->is_abandoned) {
       return nullptr;
     }
     if constexpr (ReadCheckingApi<Device>) {
@@ -539,22 +546,45 @@ class Leases {
     }
   }
 
-  /// Ends the recipes of the blocks that are about to be written, and the recipes that read them. A
-  /// block that only its recipe can make keeps it until its lease is granted. So does a block whose
-  /// recipe will be extended; the recipe is suspended then. @returns whether there were any
-  bool forget_recipes(std::span<LeaseRequest const> requests) noexcept {
-    bool has_recipes = false;
-    for (LeaseRequest const& request : requests) {
-      BlockRecord const& block = blocks_.at(request.id);
-      has_recipes = has_recipes || block.recipe != nullptr;
-      if (block.recipe != nullptr && request.access != Access::read) {
-        blocks_.recipes().forget_dependents(request.id);
-        if (!block.needs_recipe() && !request.extends_recipe) {
-          blocks_.recipes().forget(request.id);
-        }
+  /// The blocks whose recipes will end when a group gets its leases, and with them the recipes that
+  /// read these blocks. Until then no block is dropped that has such a recipe, but the recipes
+  /// remain, so that an acquire that fails leaves them as they were.
+  class EndingRecipes {
+   public:
+    explicit EndingRecipes(Leases& leases) noexcept : leases_{leases} {}
+    EndingRecipes(EndingRecipes const&) = delete;
+    EndingRecipes& operator=(EndingRecipes const&) = delete;
+    ~EndingRecipes() {
+      for (BlockId const id : ids_) {
+        leases_.blocks_.recipes().end_writing(id);
       }
     }
-    return has_recipes;
+    [[nodiscard]] bool contains(BlockId id) const noexcept {
+      return std::find(ids_.begin(), ids_.end(), id) != ids_.end();
+    }
+    /// Adds a block if it has a recipe or is read by one. @throws std::bad_alloc
+    void add(BlockId id) {
+      if (leases_.blocks_.at(id).recipe != nullptr) {
+        ids_.push_back(id);
+        leases_.blocks_.recipes().begin_writing(id);
+      }
+    }
+
+   private:
+    Leases& leases_;
+    std::vector<BlockId> ids_;
+  };
+
+  /// Ends the recipes that must not be used once a lease for writing is held. If the lease will
+  /// extend the recipe of its block, that recipe is suspended.
+  void end_recipes(LeaseRequest request, LeaseRecord const& lease) noexcept {
+    [[maybe_unused]] bool const is_needed = blocks_.recipes().forget_dependents(request.id);
+    SPILLWAY_ASSERT(!is_needed);
+    if (request.extends_recipe && request.access == Access::read_write) {
+      blocks_.recipes().suspend(request.id, lease.serial);
+    } else {
+      blocks_.recipes().forget(request.id);
+    }
   }
 
   /// Returns a block that must be recomputed before the lease is given: the requested block, if it
@@ -567,21 +597,13 @@ class Leases {
                                           : blocks_.recipes().dependent_in_need(request.id);
   }
 
-  /// Recomputes all blocks that `to_recompute` names. @param for_good  they lose their recipes, so
-  /// that they do not leave again without a copy
-  void recompute_for(std::span<LeaseRequest const> requests,
-                     stream_type stream,
-                     StreamIndex on,
-                     bool for_good) {
+  /// Recomputes all blocks that `to_recompute` names.
+  void recompute_for(std::span<LeaseRequest const> requests, stream_type stream, StreamIndex on) {
     for (LeaseRequest const& request : requests) {
       while (auto const id = to_recompute(request)) {
         recompute(*id, stream, on);
-        if ((for_good || *id != request.id) && blocks_.find(*id) != nullptr) {
-          blocks_.recipes().forget(*id);
-        }
       }
     }
-    forget_recipes(requests);
   }
 
   /// At the first use of a block after its swap-in: checks whether the swap-in has lost bytes, and
@@ -707,10 +729,17 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
   for (LeaseRequest const& request : requests) {  // checks all ids before the first is counted
     refuse_lost(blocks_.expect(request.id), request);
   }
-  bool const has_recipes = forget_recipes(requests);
+  EndingRecipes ending{*this};
+  bool has_recipes = false;
+  for (LeaseRequest const& request : requests) {
+    has_recipes = has_recipes || blocks_.at(request.id).recipe != nullptr;
+    if (request.access != Access::read) {
+      ending.add(request.id);
+    }
+  }
   bool const is_at_hand =
       has_recipes && std::all_of(requests.begin(), requests.end(), [&](LeaseRequest request) {
-        return find_at_hand(request, on) != nullptr;
+        return find_settled(request, on) != nullptr && !to_recompute(request);
       });
   if (!is_at_hand) {
     refuse_capture(stream);
@@ -723,12 +752,17 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
     if (!has_room) {
       // There was no room for the operands of a recipe beside the group. Without the group there
       // is: a block is dropped only if it can be recomputed within the capacity.
-      recompute_for(requests, stream, on, true);
+      for (LeaseRequest const& request : requests) {
+        if (request.access == Access::read && blocks_.at(request.id).needs_recipe()) {
+          ending.add(request.id);  // so that it does not leave again without a copy
+        }
+      }
+      recompute_for(requests, stream, on);
     }
     try {
       Pending pending{*this, requests};
       pending.count_all();
-      recompute_for(requests, stream, on, false);
+      recompute_for(requests, stream, on);
       ToFill to_fill;
       for (LeaseRequest const& request : requests) {
         BlockRecord& block = blocks_.at(request.id);
@@ -748,13 +782,11 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
         BlockRecord& block = blocks_.at(requests[i].id);
         LeaseRecord const lease = grant(block, requests[i], on);
         give(i, lease, block);
-        if (block.recipe == nullptr || requests[i].access == Access::read) {
-          continue;
-        }
-        if (requests[i].extends_recipe && requests[i].access == Access::read_write) {
-          blocks_.recipes().suspend(requests[i].id, lease.serial);
-        } else {
-          blocks_.recipes().forget(requests[i].id);
+        if (block.recipe != nullptr && requests[i].access != Access::read) {
+          end_recipes(requests[i], lease);
+        } else if (block.recipe != nullptr && ending.contains(requests[i].id)) {
+          blocks_.recipes().forget(
+              requests[i].id);  // recomputing it again would take two rounds, too
         }
       }
       pending.keep();

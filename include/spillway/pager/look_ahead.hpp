@@ -158,10 +158,6 @@ class LookAhead {
       return true;
     }
     auto const is_needed_later = [&](BlockId other) noexcept {
-      if (!blocks_.is_leaving(other)) {
-        // The evicted block would have to be swapped in again: more copies than without prefetch.
-        return false;
-      }
       std::uint64_t const next = schedule.next_use(other);
       return next != use_unknown && next > wanted.next_use;
     };

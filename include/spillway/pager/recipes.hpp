@@ -257,6 +257,15 @@ class BasicRecipes {
     prune(block);
   }
 
+  /// Notes that an acquire has begun after which the recipe of this block, and those that read it,
+  /// will end, and that it has succeeded or failed. Until then none of these blocks is dropped.
+  void begin_writing(BlockId id) noexcept { ++at(id).recipe->writers; }
+  void end_writing(BlockId id) noexcept {
+    BlockRecord& block = at(id);
+    --block.recipe->writers;
+    prune(block);
+  }
+
   /// Whether a resident block that is about to leave could be recomputed with at most `room_bytes`
   /// of resident blocks at a time.
   [[nodiscard]] bool may_drop(BlockId id, std::size_t room_bytes) const noexcept {
@@ -298,7 +307,7 @@ class BasicRecipes {
     std::uint32_t blocks = 0;
     std::size_t bytes = 0;  // of operands, and of blocks from which nothing is made
     std::uint64_t cost_ns = 0;
-    bool is_whole = true;  // no block of it has lost its bytes
+    bool is_whole = true;  // no block of it has lost its bytes or will soon be written
   };
   struct Chains {
     Chain below;
@@ -421,7 +430,8 @@ class BasicRecipes {
   }
   void prune(BlockRecord& block) noexcept {
     Recipe const& recipe = *block.recipe;
-    if (!recipe.make && recipe.dependents.empty() && recipe.readers == 0 && !recipe.is_orphan) {
+    if (!recipe.make && recipe.dependents.empty() && recipe.readers == 0 && recipe.writers == 0 &&
+        !recipe.is_orphan) {
       block.recipe.reset();
       --nodes_;
     }
@@ -438,7 +448,7 @@ class BasicRecipes {
   /// Returns the chains on both sides of a block; nothing if the block could not be recomputed.
   [[nodiscard]] std::optional<Chains> chains_of(BlockId id) const noexcept {
     BlockRecord const& block = at(id);
-    if (!block.has_recipe() || !block.has_contents()) {
+    if (!block.has_recipe() || !block.has_contents() || block.recipe->writers != 0) {
       return std::nullopt;
     }
     std::size_t visits = 0;
@@ -456,7 +466,7 @@ class BasicRecipes {
     Chain longest;
     for (Recipe::Link const& link : (*at(id).recipe).*links) {
       BlockRecord const& block = at(link.block);
-      longest.is_whole = longest.is_whole && block.has_contents();
+      longest.is_whole = longest.is_whole && block.has_contents() && block.recipe->writers == 0;
       if (!block.needs_recipe() || !block.has_recipe()) {
         continue;
       }

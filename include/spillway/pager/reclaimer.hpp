@@ -78,6 +78,10 @@ class Reclaimer {
   using Arena = typename Blocks<Policies>::Arena;
   using MonitorType = Monitor<typename Policies::lock>;
 
+  /// The blocks among which the eviction policy chooses: all, or those that need not stay until
+  /// their next use (`SpeculativeEvictionPolicy`).
+  enum class Victims : std::uint8_t { all, leaving };
+
   /// The arguments are not owned and must outlive this object.
   Reclaimer(Device& device,
             StreamOrder<Device>& order,
@@ -139,9 +143,11 @@ class Reclaimer {
     throw OutOfDeviceMemory{blocks_.report(bytes), advice(bytes)};
   }
 
-  /// Takes a range for a prefetch, if that is possible by evicting only blocks for which
-  /// `admits(id)` is true, without waiting and without growing. @throws as `take_range`, except
-  /// OutOfDeviceMemory
+  /// Takes a range for a prefetch, if that is possible without waiting and without growing. Evicts
+  /// only blocks for which `admits(id)` is true and that need not stay until their next use: others
+  /// would have to be swapped in again, which takes more copies than without the prefetch.
+  ///
+  /// @throws as `take_range`, except OutOfDeviceMemory
   std::optional<Placement>
   try_take_range_for_prefetch(std::size_t bytes, BlockId owner, BlockFilter admits) {
     auto placement = blocks_.try_place(bytes, owner);
@@ -151,7 +157,8 @@ class Reclaimer {
     }
     if (!placement && arena_.free_bytes() < bytes) {
       std::uint64_t const copies = journal_.stats().swap_outs.count;
-      if (evict(bytes - arena_.free_bytes(), EvictionReason::prefetch, admits) == 0) {
+      std::size_t const short_bytes = bytes - arena_.free_bytes();
+      if (evict(short_bytes, EvictionReason::prefetch, admits, Victims::leaving) == 0) {
         return std::nullopt;
       }
       source = source_since(copies);
@@ -235,8 +242,11 @@ class Reclaimer {
   /// `wanted_bytes` have been given up.
   ///
   /// @returns bytes given up; fewer than wanted if no more blocks may leave
-  std::size_t evict(std::size_t wanted_bytes, EvictionReason reason, BlockFilter admits) {
-    return try_evict(wanted_bytes, reason, admits).value_or(0);
+  std::size_t evict(std::size_t wanted_bytes,
+                    EvictionReason reason,
+                    BlockFilter admits,
+                    Victims among = Victims::all) {
+    return try_evict(wanted_bytes, reason, admits, among).value_or(0);
   }
 
   /// Moves blocks to join free ranges, for at most `budget_bytes`. @returns bytes moved
@@ -535,15 +545,19 @@ class Reclaimer {
   }
 
   /// As `evict`. @returns nothing if no block may leave
-  std::optional<std::size_t>
-  try_evict(std::size_t wanted_bytes, EvictionReason reason, BlockFilter admits) {
+  std::optional<std::size_t> try_evict(std::size_t wanted_bytes,
+                                       EvictionReason reason,
+                                       BlockFilter admits,
+                                       Victims among = Victims::all) {
     if (!options_.swapping) {
       return std::nullopt;
     }
     std::vector<BlockId> victims;
     victims.reserve(16);
     for (std::size_t chosen_bytes = 0; chosen_bytes < wanted_bytes;) {
-      auto const victim = blocks_.victim(wanted_bytes - chosen_bytes, admits);
+      std::size_t const short_bytes = wanted_bytes - chosen_bytes;
+      auto const victim = among == Victims::all ? blocks_.victim(short_bytes, admits)
+                                                : blocks_.leaving_victim(short_bytes, admits);
       if (!victim) {
         break;
       }
@@ -580,10 +594,11 @@ class Reclaimer {
   /// wait for copies of the moved blocks. @returns whether there was such a block
   bool drop_what_leaves(std::size_t bytes) {
     if constexpr (Blocks<Policies>::is_speculative) {
-      auto const needs_no_copy = [this](BlockId id) noexcept {
-        return blocks_.is_leaving(id) && !blocks_.needs_copy(id);
-      };
-      return evict(std::max<std::size_t>(bytes, 1), EvictionReason::pressure, needs_no_copy) != 0;
+      auto const needs_no_copy = [this](BlockId id) noexcept { return !blocks_.needs_copy(id); };
+      return evict(std::max<std::size_t>(bytes, 1),
+                   EvictionReason::pressure,
+                   needs_no_copy,
+                   Victims::leaving) != 0;
     }
     return false;
   }

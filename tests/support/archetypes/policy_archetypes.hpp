@@ -74,8 +74,9 @@ class SpeculativeEvictionArchetype : public EvictionArchetype {
       return block && !block->is_clean ? block : std::nullopt;
     });
   }
-  bool is_leaving(BlockId id) const noexcept {
-    return std::find(ids_.begin(), ids_.end(), id) != ids_.end();
+  template <class Inspect>
+  std::optional<BlockId> leaving_victim(Inspect inspect) noexcept {
+    return victim(0, inspect);
   }
   bool may_return(AccessSchedule const& /*schedule*/, BlockId /*id*/) const noexcept {
     return true;

@@ -204,7 +204,8 @@ auto BasicSimApi<Executor>::enter(char const* caller) const -> lock_type {
   if (executor_.is_host_function_caller()) {
     detail::sim_misuse(Text{caller} +
                        " called by a function that a stream launched: it may use neither the "
-                       "device nor an allocator, but can wake a thread that does");
+                       "device nor an allocator, not even to end a lease, but can wake a thread "
+                       "that does");
   }
   return lock;
 }

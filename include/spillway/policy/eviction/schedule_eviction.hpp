@@ -113,29 +113,24 @@ class BasicScheduleEviction {
 
   template <class Inspect>
   [[nodiscard]] std::optional<BlockId> victim(std::size_t short_bytes, Inspect inspect) noexcept {
-    auto const can_leave = [&](BlockId id) { return inspect(id).has_value(); };
     if (!is_predicting_) {
-      return by_use_.find_first(can_leave);
+      return by_use_.find_first([&](BlockId id) { return inspect(id).has_value(); });
     }
+    auto const id = leaving_victim(inspect);
+    return id ? id : far_victim(short_bytes, inspect);
+  }
+
+  template <class Inspect>
+  [[nodiscard]] std::optional<BlockId> leaving_victim(Inspect inspect) noexcept {
+    if (!is_predicting_) {
+      return std::nullopt;
+    }
+    auto const can_leave = [&](BlockId id) { return inspect(id).has_value(); };
     sort_by_plan();
     // Blocks that need no copy come first: the room of a block that is copied out is free only
     // after all copies that were enqueued before it.
-    if (auto const id = free_to_leave_.find_first(can_leave)) {
-      return id;
-    }
-    if (auto const id = leaving_.find_first(can_leave)) {
-      return id;
-    }
-    return far_victim(short_bytes, inspect);
-  }
-
-  [[nodiscard]] bool is_leaving(BlockId id) const noexcept {
-    if (!is_predicting_ || !by_use_.contains(id)) {
-      return false;
-    }
-    Tracked const& block = tracked_[index_of_block(id)];
-    return plan_.leaves_for_nothing(block.entry) ||
-           (plan_.must_leave(block.entry) && !block.is_back);
+    auto const id = free_to_leave_.find_first(can_leave);
+    return id ? id : leaving_.find_first(can_leave);
   }
 
   [[nodiscard]] bool may_return(AccessSchedule const& schedule, BlockId id) const noexcept {
