@@ -12,6 +12,32 @@
 
 namespace spillway {
 
+namespace detail {
+
+/// `pager.acquire`, for buffers and tensors: a ContractViolation names `site`, the line of the
+/// program. The pager gets no call site, which the fast path would have to pass on.
+template <Pager P>
+[[nodiscard, gnu::always_inline]] inline typename P::lease_type
+acquire_at(CallSite site, P& pager, BlockId id, Access access, typename P::stream_type stream) {
+  try {
+    return pager.acquire(id, access, stream);
+  } catch (ContractViolation const& error) {
+    rethrow_at(site, error);
+  }
+}
+
+/// `pager.allocate`, as above.
+template <Pager P>
+[[nodiscard]] BlockId allocate_at(CallSite site, P& pager, std::size_t size_bytes) {
+  try {
+    return pager.allocate(size_bytes);
+  } catch (ContractViolation const& error) {
+    rethrow_at(site, error);
+  }
+}
+
+}  // namespace detail
+
 /// Owns a block of untyped bytes that is on the device or swapped out to the host. Move-only, like
 /// `std::unique_ptr`.
 ///
@@ -40,8 +66,10 @@ class SwappableBuffer {
   /// @param size_bytes  more than 0
   /// @throws as `DeviceAllocator::allocate`: OutOfDeviceMemory, ContractViolation for size 0 and
   ///         others; nothing is left behind
-  SwappableBuffer(P& pager, std::size_t size_bytes)
-      : pager_{&pager}, id_{pager.allocate(size_bytes)}, size_bytes_{size_bytes} {}
+  SwappableBuffer(P& pager, std::size_t size_bytes, CallSite site = {})
+      : pager_{&pager},
+        id_{detail::allocate_at(site, pager, size_bytes)},
+        size_bytes_{size_bytes} {}
 
   SwappableBuffer(SwappableBuffer&& other) noexcept
       : pager_{std::exchange(other.pager_, nullptr)},
@@ -92,12 +120,12 @@ class SwappableBuffer {
   template <Access access>
     requires(access == Access::read)
   [[nodiscard]] LeaseFor<lease_type, access> acquire(stream_type stream, CallSite site = {}) const {
-    return typed<access>(pager(site).acquire(id_, access, stream));
+    return typed<access>(detail::acquire_at(site, pager(site), id_, access, stream));
   }
   template <Access access>
     requires(access != Access::read)
   [[nodiscard]] LeaseFor<lease_type, access> acquire(stream_type stream, CallSite site = {}) {
-    return typed<access>(pager(site).acquire(id_, access, stream));
+    return typed<access>(detail::acquire_at(site, pager(site), id_, access, stream));
   }
   /// The same, with the access in the name. They are shorter in templates, where `acquire<...>` has
   /// to be written `template acquire<...>`.
@@ -114,7 +142,7 @@ class SwappableBuffer {
   /// The same with an access that is known only at run time, for code such as adapters. The address
   /// of the lease is `void*` for every access: see `Lease`. @throws as above
   [[nodiscard]] lease_type acquire(Access access, stream_type stream, CallSite site = {}) {
-    return pager(site).acquire(id_, access, stream);
+    return detail::acquire_at(site, pager(site), id_, access, stream);
   }
 
   /// Copies the bytes to the host pool and frees the device range, as `DeviceAllocator::swap_out`.

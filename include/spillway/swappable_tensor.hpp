@@ -102,7 +102,7 @@ class SwappableTensor {
   /// @throws ContractViolation for an extent of 0 or a size that overflows; OutOfDeviceMemory and
   ///         others as `DeviceAllocator::allocate`
   SwappableTensor(P& pager, Extents<Rank> const& extents, CallSite site = {})
-      : buffer_{pager, bytes_of(extents, site)}, extents_{extents} {
+      : buffer_{pager, bytes_of(extents, site), site}, extents_{extents} {
     std::size_t stride = 1;
     for (std::size_t i = Rank; i-- > 0;) {
       strides_[i] = stride;
@@ -156,12 +156,14 @@ class SwappableTensor {
   template <Access access>
     requires(access == Access::read)
   [[nodiscard]] lease_for<access> acquire(stream_type stream, CallSite site = {}) const {
-    return {buffer_.pager(site).acquire(id(), access, stream), extents_, strides_};
+    return {
+        detail::acquire_at(site, buffer_.pager(site), id(), access, stream), extents_, strides_};
   }
   template <Access access>
     requires(access != Access::read)
   [[nodiscard]] lease_for<access> acquire(stream_type stream, CallSite site = {}) {
-    return {buffer_.pager(site).acquire(id(), access, stream), extents_, strides_};
+    return {
+        detail::acquire_at(site, buffer_.pager(site), id(), access, stream), extents_, strides_};
   }
   /// The same, with the access in the name. They are shorter in templates, where `acquire<...>` has
   /// to be written `template acquire<...>`.
@@ -178,7 +180,8 @@ class SwappableTensor {
   /// The same with an access that is known only at run time, for code such as adapters. The address
   /// of the lease is `T*` for every access: see `TensorLease`. @throws as above
   [[nodiscard]] lease_type acquire(Access access, stream_type stream, CallSite site = {}) {
-    return {buffer_.pager(site).acquire(id(), access, stream), extents_, strides_};
+    return {
+        detail::acquire_at(site, buffer_.pager(site), id(), access, stream), extents_, strides_};
   }
 
   /// Overwrites the elements with those of `host`, in row-major order.

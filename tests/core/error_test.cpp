@@ -64,6 +64,21 @@ TEST_SUITE("error") {
     text = text_of([&] { (void)make_tensor<float>(memory, {4, 0}); });
     CHECK(begins(text, at(__LINE__ - 1) + "SwappableTensor: a tensor must have"));
 
+    std::vector<float> enough(16);
+    text = text_of([&] { (void)tensor.acquire_read(stream); });
+    CHECK(begins(text, at(__LINE__ - 1) + "acquire: a block is read that"));
+    text = text_of([&] { (void)tensor.acquire(Access::read, stream); });
+    CHECK(begins(text, at(__LINE__ - 1) + "acquire: a block is read that"));
+    text = text_of([&] { tensor.copy_to_host_sync(enough, stream); });
+    CHECK(begins(text, at(__LINE__ - 1) + "acquire: a block is read that"));
+    SwappableBuffer<support::SmallAllocator> unwritten{memory, 100};
+    text = text_of([&] { (void)unwritten.acquire_read(stream); });
+    CHECK(begins(text, at(__LINE__ - 1) + "acquire: a block is read that"));
+    text = text_of([&] { (void)unwritten.acquire(Access::read, stream); });
+    CHECK(begins(text, at(__LINE__ - 1) + "acquire: a block is read that"));
+    text = text_of([&] { (void)SwappableBuffer<support::SmallAllocator>{memory, 0}; });
+    CHECK(begins(text, at(__LINE__ - 1) + "allocate: a block must have"));
+
     tensor.reset();
     text = text_of([&] { (void)tensor.acquire_read(stream); });
     CHECK(begins(text, at(__LINE__ - 1) + "acquire: the buffer or tensor is empty"));
@@ -78,6 +93,25 @@ TEST_SUITE("error") {
     SwappableBuffer<support::SmallAllocator> buffer;
     text = text_of([&] { (void)buffer.acquire_read_write(stream); });
     CHECK(begins(text, at(__LINE__ - 1)));
+  }
+
+  TEST_CASE("acquire: an error of a recipe is passed on as it is") {
+    struct OwnViolation : ContractViolation {
+      using ContractViolation::ContractViolation;
+    };
+    support::SmallBench bench{support::small_options(65536)};
+    auto const stream = bench.stream;
+    auto operand = make_tensor<float>(bench.allocator, {4096});
+    auto result = make_tensor<float>(bench.allocator, {4096});
+    (void)operand.acquire_write(stream);
+    (void)result.acquire_write(stream);
+    result.set_recipe(
+        std::chrono::nanoseconds{0},
+        [](auto const&, auto const&, auto const&) { throw OwnViolation{"recipe.cpp:1: mine"}; },
+        operand);
+    result.swap_out();
+    CHECK_THROWS_WITH_AS(
+        (void)result.acquire_read(stream), "recipe.cpp:1: mine", OwnViolation const&);
   }
 
   TEST_CASE("expects: errors name a public function or class, and no template arguments") {
@@ -102,7 +136,8 @@ TEST_SUITE("error") {
     says(text_of([&] { memory.swap_in(gone); }), "swap_in: no such block");
     says(text_of([&] { (void)memory.residency(gone); }), "residency: no such block");
     says(text_of([&] { memory.set_codec<ZeroBitmap>(gone); }), "set_codec: no such block");
-    says(text_of([&] { (void)tensor.acquire_read(stream); }), "acquire: a block is read that");
+    says(text_of([&] { (void)memory.acquire(tensor.id(), Access::read, stream); }),
+         "acquire: a block is read that");
     auto const make = [](auto const&, auto const&, auto const&) {};
     says(text_of([&] { tensor.set_recipe(std::chrono::nanoseconds{1}, make, other); }),
          "set_recipe: a recipe is given once");

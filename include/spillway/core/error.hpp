@@ -150,6 +150,31 @@ inline Text head_of_error(CallSite site, std::string_view function) {
          function.substr(0, function.find('<')) + ": ";
 }
 
+/// Returns whether the text of an error begins with a source location in the library's headers,
+/// those of this program or those that the compiled library was built from.
+inline bool begins_in_library(std::string_view text) {
+  constexpr std::string_view here{__FILE__};
+  constexpr std::string_view name{"core/error.hpp"};
+  constexpr std::string_view headers =  // their folder, or the single header
+      here.ends_with(name) ? here.substr(0, here.size() - name.size()) : here;
+  return text.starts_with(headers) ||
+         text.substr(0, text.find(": ")).find("include/spillway/") != std::string_view::npos;
+}
+
+/// Called by a handler of `error`: throws it again, with `site` in place of a source location in
+/// the library's headers, which tells the program's author nothing. Other errors, such as those of
+/// a program's own recipe, are passed on as they are.
+[[noreturn, gnu::cold, gnu::noinline]] inline void rethrow_at(CallSite site,
+                                                              ContractViolation const& error) {
+  std::string_view const text{error.what()};
+  std::size_t const end = text.find(": ");
+  if (end == std::string_view::npos || !begins_in_library(text)) {
+    throw;
+  }
+  throw ContractViolation{Text{site.file()} + ":" + static_cast<unsigned>(site.line()) +
+                          text.substr(end)};
+}
+
 }  // namespace detail
 
 /// Checks a precondition of a public function. `function` is the name of the caller; leave it out,
