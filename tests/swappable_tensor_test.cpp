@@ -113,6 +113,21 @@ TEST_SUITE("swappable_tensor") {
     CHECK(bench.allocator.stats().requested_bytes.current == 120);
   }
 
+  TEST_CASE("make_tensor: takes extents in braces or as an object") {
+    SmallBench bench;
+    auto const tensor = make_tensor<float>(bench.allocator, Extents<2>{3, 5});
+    auto const alike = make_tensor<int>(bench.allocator, tensor.extents());
+    auto const ranked = make_tensor<int, 2>(bench.allocator, {3, 5});
+    auto const scalar = make_tensor<int>(bench.allocator, Extents<0>{});
+
+    static_assert(std::is_same_v<decltype(tensor), SmallTensor<float, 2> const>);
+    CHECK(tensor.extents() == Extents<2>{3, 5});
+    CHECK(alike.extents() == tensor.extents());
+    CHECK(ranked.extents() == tensor.extents());
+    CHECK(scalar.size() == 1);
+    CHECK_THROWS_AS((void)make_tensor<float>(bench.allocator, Extents<2>{3, 0}), ContractViolation);
+  }
+
   TEST_CASE("SwappableTensor: without dimensions it has one element") {
     SmallBench bench;
     auto tensor =

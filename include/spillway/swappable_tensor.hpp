@@ -325,5 +325,12 @@ template <class T, std::size_t Rank, Pager P>
 make_tensor(P& pager, std::size_t const (&extents)[Rank], CallSite site = {}) {
   return {pager, std::to_array(extents), site};
 }
+/// The same for extents that are an object: `make_tensor<float>(allocator, Extents<2>{rows,
+/// columns})`, or `other.extents()`.
+template <class T, std::size_t Rank, Pager P>
+[[nodiscard]] SwappableTensor<T, Rank, P>
+make_tensor(P& pager, Extents<Rank> const& extents, CallSite site = {}) {
+  return {pager, extents, site};
+}
 
 }  // namespace spillway
