@@ -3,14 +3,20 @@
 #include <spillway/interop/dlpack.hpp>
 #include <spillway/interop/leased_memory.hpp>
 #include <spillway/observe/timeline.hpp>
+// [codec_headers]
 #include <spillway/policy/codec/as_bfloat16.hpp>
+#include <spillway/policy/codec/byte_planes.hpp>  // BytePlanes, Zstd, Lz4
+#include <spillway/policy/codec/identity.hpp>
 #include <spillway/policy/codec/zero_bitmap.hpp>
+// [codec_headers end]
 #include <spillway/policy/eviction/ranked_eviction.hpp>
 #include <spillway/policy/prefetch/schedule_lookahead.hpp>
 #include <spillway/sim.hpp>
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>

@@ -22,6 +22,20 @@
 
 namespace spillway {
 
+#if !defined(SPILLWAY_WITH_ZSTD)
+struct Zstd;  // defined below if the macro is
+#endif
+#if !defined(SPILLWAY_WITH_LZ4)
+struct Lz4;
+#endif
+
+namespace detail {
+template <class T>
+concept CompleteType = requires {
+  sizeof(T);
+};
+}  // namespace detail
+
 /// A lossless codec for float32 and bfloat16. It suits the file tier and pageable memory, where
 /// transfers cost more than processor time. No block has it by default.
 ///
@@ -32,9 +46,14 @@ namespace spillway {
 ///
 /// A `Compressor` has `name()`, `compress(from, to)`, which returns the bytes written or 0 if `to`
 /// has no room for them, and `decompress(from, to)`, which returns whether it has filled `to`.
-/// There are `Zstd` and `Lz4`, in programs that link `spillway::zstd` and `spillway::lz4`.
+/// There are `Zstd` and `Lz4`, in programs that link `spillway::zstd` and `spillway::lz4` or,
+/// without CMake, are compiled with `-DSPILLWAY_WITH_ZSTD=1` and `-DSPILLWAY_WITH_LZ4=1`.
 template <class Compressor>
 class BytePlanes {
+  static_assert(detail::CompleteType<Compressor>,
+                "Zstd and Lz4 need the targets spillway::zstd and spillway::lz4 or, without CMake, "
+                "-DSPILLWAY_WITH_ZSTD=1 -lzstd and -DSPILLWAY_WITH_LZ4=1 -llz4");
+
  public:
   static constexpr bool is_lossless = true;
 
