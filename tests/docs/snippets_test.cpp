@@ -76,6 +76,48 @@ TEST_SUITE("snippets") {
     CHECK(bench.memory.host_stats().encoded_stored_bytes == 20'016);
   }
 
+  TEST_CASE("streams: uploads through pinned memory, for which the host need not wait") {
+    Bench bench;
+    auto& device = bench.device;
+    auto& memory = bench.memory;
+    auto& stream = bench.stream;
+    constexpr std::size_t count = 10'000;
+    auto const read_batch = [](std::size_t batch, float* to) {
+      std::fill_n(to, count, static_cast<float>(batch));
+    };
+    std::vector<spillway::Tensor<float, 1>> tensors;
+    for (std::size_t batch = 0; batch < 5; ++batch) {
+      tensors.push_back(spillway::make_tensor<float>(memory, {count}));
+    }
+    // [upload]
+    constexpr std::size_t bytes = count * sizeof(float);
+    std::array<void*, 2> pinned{};                  // while one is copied, the other is filled
+    std::array<spillway::SimEvent, 2> is_copied{};  // CudaApi::event_type on a GPU
+    for (std::size_t i = 0; i < 2; ++i) {
+      pinned[i] = device.try_allocate_pinned(bytes, -1);  // null if there is no more
+      is_copied[i] = device.create_event();               // complete until it is recorded
+    }
+    for (std::size_t batch = 0; batch < tensors.size(); ++batch) {
+      std::size_t const i = batch % 2;
+      device.synchronize(is_copied[i]);  // for the batch before the last one
+      read_batch(batch, static_cast<float*>(pinned[i]));
+      auto const to = tensors[batch].acquire_write(stream);
+      device.copy(to.data(), pinned[i], bytes, spillway::CopyKind::to_device, stream);
+      device.record(is_copied[i], stream);
+    }
+    for (std::size_t i = 0; i < 2; ++i) {
+      device.synchronize(is_copied[i]);
+      device.destroy_event(is_copied[i]);
+      device.free_pinned(pinned[i], bytes);
+    }
+    // [upload end]
+    for (std::size_t batch = 0; batch < tensors.size(); ++batch) {
+      std::vector<float> values(count);
+      tensors[batch].copy_to_host_sync(values, stream);
+      CHECK(values == std::vector<float>(count, static_cast<float>(batch)));
+    }
+  }
+
   TEST_CASE("adapters: memory for code that knows addresses") {
     Bench bench;
     auto& memory = bench.memory;

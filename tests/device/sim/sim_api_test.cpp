@@ -103,7 +103,8 @@ TEST_SUITE("sim_api") {
 
     CHECK(contains(copy(memory, pageable, 16, CopyKind::to_device), "source"));
     CHECK(contains(copy(pageable, memory, 16, CopyKind::to_host), "destination"));
-    CHECK(contains(copy(memory, host, 1001, CopyKind::to_device), "pinned memory"));
+    CHECK(contains(copy(memory, host, 1001, CopyKind::to_device),
+                   "pinned memory, which try_allocate_pinned gives"));
     CHECK(contains(copy(memory + 1, host, 1000, CopyKind::to_device), "device memory"));
     CHECK(contains(copy(memory - 1, host, 8, CopyKind::to_device), "device memory"));
     CHECK(contains(copy(host, memory, 8, CopyKind::to_device), "pinned memory"));

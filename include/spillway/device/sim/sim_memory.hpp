@@ -289,7 +289,7 @@ template <class Backing, class Barrier>
 void SimMemory<Backing, Barrier>::check_pinned(void const* p, std::size_t bytes, char const* role) {
   if (bytes != 0 && !pinned_.covers(p, bytes)) {
     throw DeviceError{Text{"SimApi: the "} + role + " " + describe_range(p, bytes) +
-                      " is not inside live pinned memory"};
+                      " is not inside live pinned memory, which try_allocate_pinned gives"};
   }
 }
 
