@@ -128,7 +128,8 @@ template <class D>
 ///         std::bad_alloc. `lease` still holds the lease then
 /// @stream  the consumer must work on the stream that the lease was acquired on, or make that
 ///          stream wait for its own before it calls the deleter; so the stream must live until then
-/// @threads the deleter may run on any thread
+/// @threads the deleter may run on any thread except that of a host function or of a simulated
+///          kernel, since it calls the allocator
 template <class T, std::size_t Rank, Pager P>
 [[nodiscard]] ManagedTensor* export_tensor(TensorLease<T, Rank, P>&& lease,
                                            Device device,
