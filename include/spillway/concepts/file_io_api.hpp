@@ -92,7 +92,9 @@ concept DeviceFileQueueApi =
 /// | expression                   | must                                                          |
 /// |------------------------------|---------------------------------------------------------------|
 /// | `io.allocate(fd, offset, n)` | make sure that later writes there find room; 0 or an error    |
-/// | `io.discard(fd, offset, n)`  | give that room back, as far as the file system can            |
+/// | `io.discard(fd, offset, n)`  | give that room back, as far as the file system can. Also      |
+/// |                              | called when `allocate` has just failed, for its range, a part |
+/// |                              | of which may have got room                                    |
 /// | `io.make_queue(fd, memory)`  | return a new `FileQueueApi` for this file. Most transfers are |
 /// |                              | to and from `memory`, which it may register with the kernel   |
 ///

@@ -33,8 +33,9 @@ struct Fit {
 /// |                            | if any                                          |               |
 /// | `f.largest(ct)`            | the size of the largest indexed range, 0 if     | O(log n)      |
 /// |                            | none                                            |               |
-/// | `f.visit_large(ct, v)`     | call `v(n)` for the indexed ranges, roughly     | O(log n) each |
-/// |                            | from the largest on, until it returns false     |               |
+/// | `f.visit_large(ct, v)`     | call `v(n)` once for each indexed range, until  | O(log n) each |
+/// |                            | it returns false. No range is more than 1/8     |               |
+/// |                            | larger than one that was visited before it      |               |
 ///
 /// No call may fail, so a model keeps its links in the nodes (`link_a`, `link_b`, `tag`). A model
 /// decides; it never touches memory or a device. Thread-compatible: an arena calls it under the
