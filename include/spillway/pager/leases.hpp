@@ -178,25 +178,23 @@ class Leases {
   /// null.
   [[nodiscard]] BlockRecord* find_at_hand(LeaseRequest request, StreamIndex on) noexcept {
     BlockRecord* const block = blocks_.find(request.id);
-    bool const ends_recipes =
-        block != nullptr && request.access != Access::read && block->recipe != nullptr;
-    return ends_recipes ? nullptr : find_settled(request, on);
+    bool const is_found =
+        block != nullptr && (request.access == Access::read || block->recipe == nullptr);
+    return is_found && is_settled(*block, request, on) ? block : nullptr;
   }
-  /// Does the same, but the lease may end recipes.
-  [[nodiscard]] BlockRecord* find_settled(LeaseRequest request, StreamIndex on) noexcept {
-    BlockRecord* const block = blocks_.find(request.id);
-    if (block == nullptr || !is_at_hand(block->state()) || block->is_read_unchecked ||
-        block->is_abandoned) {
-      return nullptr;
+  /// Whether that is so, apart from the recipes that the lease may end.
+  [[nodiscard]] bool
+  is_settled(BlockRecord const& block, LeaseRequest request, StreamIndex on) const noexcept {
+    if (!is_at_hand(block.state()) || block.is_read_unchecked || block.is_abandoned) {
+      return false;
     }
     if constexpr (ReadCheckingApi<Device>) {
-      if (block->state() == BlockState::blank && request.access == Access::read) {
-        return nullptr;  // the slow path may have to refuse it
+      if (block.state() == BlockState::blank && request.access == Access::read) {
+        return false;  // the slow path may have to refuse it
       }
     }
-    bool const is_ordered = order_.is_ordered(block->written, on) &&
-                            (request.access == Access::read || order_.is_ordered(block->used, on));
-    return is_ordered ? block : nullptr;
+    return order_.is_ordered(block.written, on) &&
+           (request.access == Access::read || order_.is_ordered(block.used, on));
   }
   LeaseRecord grant_at_hand(BlockRecord& block, LeaseRequest request, StreamIndex on) noexcept {
     count(request.id, Holder::program);
@@ -556,7 +554,9 @@ class Leases {
     EndingRecipes& operator=(EndingRecipes const&) = delete;
     ~EndingRecipes() {
       for (BlockId const id : ids_) {
-        leases_.blocks_.recipes().end_writing(id);
+        if (leases_.blocks_.find(id) != nullptr) {  // its owner may have freed it
+          leases_.blocks_.recipes().end_writing(id);
+        }
       }
     }
     [[nodiscard]] bool contains(BlockId id) const noexcept {
@@ -739,7 +739,7 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
   }
   bool const is_at_hand =
       has_recipes && std::all_of(requests.begin(), requests.end(), [&](LeaseRequest request) {
-        return find_settled(request, on) != nullptr && !to_recompute(request);
+        return is_settled(blocks_.at(request.id), request, on) && !to_recompute(request);
       });
   if (!is_at_hand) {
     refuse_capture(stream);
@@ -785,8 +785,7 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
         if (block.recipe != nullptr && requests[i].access != Access::read) {
           end_recipes(requests[i], lease);
         } else if (block.recipe != nullptr && ending.contains(requests[i].id)) {
-          blocks_.recipes().forget(
-              requests[i].id);  // recomputing it again would take two rounds, too
+          blocks_.recipes().forget(requests[i].id);  // there was no room to recompute it
         }
       }
       pending.keep();
