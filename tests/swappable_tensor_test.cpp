@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <numeric>
+#include <ranges>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -25,6 +26,18 @@ namespace {
 
 template <class T, std::size_t Rank>
 using SmallTensor = spillway::Tensor<T, Rank, support::SmallPolicies>;
+template <class Range>
+concept CanRead = requires(Range& range) {
+  reads(range);
+};
+template <class Range>
+concept CanChange = requires(Range& range) {
+  writes(range);
+}
+|| requires(Range& range) {
+  updates(range);
+};
+
 static_assert(std::is_same_v<SmallTensor<int, 3>, SwappableTensor<int, 3, SmallAllocator>>);
 static_assert(std::is_same_v<spillway::Tensor<int, 3>, SwappableTensor<int, 3, DeviceAllocator<>>>);
 
@@ -337,6 +350,52 @@ TEST_SUITE("swappable_tensor") {
     CHECK_THROWS_AS((void)bench.allocator.acquire_all(bench.stream, reads(x), writes(z)),
                     ContractViolation);
     CHECK(bench.allocator.stats().leased.blocks.current == 0);
+  }
+
+  TEST_CASE("SwappableTensor: operands whose number is known at run time are acquired together") {
+    SmallBench bench;
+    std::vector<Matrix> layers;
+    for (int i = 0; i < 3; ++i) {
+      layers.push_back(
+          Matrix::from_host_sync(bench.allocator, {2, 2}, counted(4, i), bench.stream));
+    }
+    auto sum = SmallTensor<double, 1>{bench.allocator, {3}};
+    std::vector<SwappableBuffer<SmallAllocator>> buffers;
+    {
+      auto const [read, out, none] =
+          bench.allocator.acquire_all(bench.stream, reads(layers), writes(sum), updates(buffers));
+      static_assert(std::is_same_v<decltype(read.front().data()), int const*>);
+      static_assert(std::is_same_v<decltype(out.data()), double*>);
+      REQUIRE(read.size() == 3);
+      for (std::size_t i = 0; i < read.size(); ++i) {
+        CHECK(read[i].block() == layers[i].id());
+        CHECK(read[i].extents() == layers[i].extents());
+        CHECK(read[i].access() == Access::read);
+      }
+      CHECK(out.block() == sum.id());
+      CHECK(none.empty());
+      CHECK(bench.allocator.stats().leased.blocks.current == 4);
+    }
+    CHECK(bench.allocator.stats().leased.blocks.current == 0);
+
+    std::array<Matrix*, 2> const some{&layers[2], &layers[0]};
+    auto const chosen = [](Matrix* one) -> Matrix& { return *one; };
+    {
+      auto const [leases] =
+          bench.allocator.acquire_all(bench.stream, updates(std::views::transform(some, chosen)));
+      static_assert(std::is_same_v<decltype(leases.front().data()), int*>);
+      REQUIRE(leases.size() == 2);
+      CHECK(leases[0].block() == layers[2].id());
+      CHECK(leases[1].block() == layers[0].id());
+    }
+
+    layers[1].reset();
+    CHECK_THROWS_AS((void)bench.allocator.acquire_all(bench.stream, writes(sum), reads(layers)),
+                    ContractViolation);
+    CHECK(bench.allocator.stats().leased.blocks.current == 0);
+    static_assert(!LeasableRange<std::vector<int>> && !LeasableRange<Matrix>);
+    static_assert(CanRead<std::vector<Matrix> const> && !CanChange<std::vector<Matrix> const>);
+    static_assert(CanRead<std::vector<Matrix>> && CanChange<std::vector<Matrix>>);
   }
 
   TEST_CASE(

@@ -222,23 +222,26 @@ class DeviceAllocator {
   /// Leases all operands of one operation. All of them are protected from eviction before the first
   /// is swapped in, so none is evicted to make room for another.
   ///
-  /// Returns a tuple of leases of the types that the accesses allow, in the order of the operands:
+  /// Returns a tuple of leases of the types that the accesses allow, in the order of the operands,
+  /// and for a range of buffers or tensors a vector of such leases:
   /// ```
   /// auto const [a, b, sum] = memory.acquire_all(stream, reads(x), reads(y), writes(z));
+  /// auto const [weights, out] = memory.acquire_all(stream, reads(layers), writes(result));
   /// ```
   /// @throws ContractViolation if an operand is empty or on another allocator; as `acquire`. No
   ///         lease of the group is held then
   /// @stream as `acquire`
-  template <Access... access, class... Holders>
-  [[nodiscard]] auto acquire_all(stream_type stream, Operand<access, Holders> const&... operands) {
+  template <GroupOperand... Operands>
+  [[nodiscard]] auto acquire_all(Located<stream_type> stream, Operands const&... operands) {
     expects((operands.is_on(*this) && ...),
-            "an operand is empty, since it was moved from or reset, or is on another allocator");
-    std::array<LeaseRequest, sizeof...(operands)> const requests{operands.request()...};
-    std::vector<lease_type> leases = acquire_all(std::span{requests}, stream);
-    auto lease = leases.begin();
+            "an operand is empty, since it was moved from or reset, or is on another allocator",
+            stream.site());
+    auto const requests = detail::requests_for(operands...);
+    std::vector<lease_type> leases = detail::call_at(
+        stream.site(), [&] { return acquire_all(std::span{requests}, stream.value()); });
+    lease_type* next = leases.data();
     // Braces guarantee that the leases are moved from left to right.
-    return std::tuple<decltype(operands.typed(std::move(*lease)))...>{
-        operands.typed(std::move(*lease++))...};
+    return std::tuple<decltype(operands.typed(next))...>{operands.typed(next)...};
   }
   /// The run-time form. Returns the leases in the order of `requests`, in which a block may occur
   /// more than once. @throws as above

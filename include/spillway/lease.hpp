@@ -6,11 +6,15 @@
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
 
+#include <algorithm>
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace spillway {
 
@@ -137,6 +141,24 @@ concept Leasable = requires(H const& holder) {
   { holder.request(Access::read) } -> std::same_as<LeaseRequest>;
 };
 
+/// A range of such buffers or tensors, whose number is known only at run time: a `std::vector` of
+/// tensors, or a view that leads to tensors which lie elsewhere.
+template <class R>
+concept LeasableRange = requires(R& range) {
+  std::begin(range) != std::end(range);
+  requires Leasable<std::remove_cvref_t<decltype(*std::begin(range))>>;
+};
+
+namespace detail {
+
+/// A range of buffers or tensors that may be acquired for writing.
+template <class R>
+concept ChangeableRange = LeasableRange<R> && requires(R& range) {
+  requires !std::is_const_v<std::remove_reference_t<decltype(*std::begin(range))>>;
+};
+
+}  // namespace detail
+
 /// One operand of an operation, with an access that is known at compile time. `reads`, `writes` and
 /// `updates` make one for `DeviceAllocator::acquire_all`. It only refers to the buffer or tensor,
 /// which must outlive it.
@@ -144,6 +166,7 @@ template <Access how, class Holder>
 class Operand {
  public:
   static constexpr Access access = how;
+  static constexpr bool is_range = false;
 
   explicit constexpr Operand(Holder& holder) noexcept : holder_{&holder} {}
 
@@ -153,32 +176,111 @@ class Operand {
   [[nodiscard]] bool is_on(P const& pager) const noexcept {
     return holder_->is_on(pager);
   }
-  /// Gives `lease`, which was acquired for `request()`, the type that `how` allows.
+  /// Adds `request()` to `requests`.
+  void add_to(std::vector<LeaseRequest>& requests) const { requests.push_back(request()); }
+  /// Takes the next lease, which was acquired for `request()`, and returns it with the type that
+  /// `how` allows.
   template <class L>
-  [[nodiscard]] auto typed(L lease) const noexcept {
-    return holder_->template typed<how>(std::move(lease));
+  [[nodiscard]] auto typed(L*& next) const noexcept {
+    return holder_->template typed<how>(std::move(*next++));
   }
 
  private:
   Holder* holder_;  // not owned
 };
 
+/// The same for a range of operands, with one access for all of them. It only refers to the range.
+template <Access how, class Range>
+class OperandRange {
+ public:
+  static constexpr Access access = how;
+  static constexpr bool is_range = true;
+
+  explicit constexpr OperandRange(Range& range) noexcept : range_{&range} {}
+
+  template <class P>
+  [[nodiscard]] bool is_on(P const& pager) const {
+    return std::all_of(std::begin(*range_), std::end(*range_), [&pager](auto const& holder) {
+      return holder.is_on(pager);
+    });
+  }
+  void add_to(std::vector<LeaseRequest>& requests) const {
+    for (auto const& holder : *range_) {
+      requests.push_back(holder.request(how));
+    }
+  }
+  /// Returns a vector with one lease for each buffer or tensor of the range.
+  template <class L>
+  [[nodiscard]] auto typed(L*& next) const {
+    auto const one = [&next](auto const& holder) {
+      return holder.template typed<how>(std::move(*next++));
+    };
+    std::vector<decltype(one(*std::begin(*range_)))> leases;
+    for (auto const& holder : *range_) {
+      leases.push_back(one(holder));
+    }
+    return leases;
+  }
+
+ private:
+  Range* range_;  // not owned
+};
+
+/// An `Operand` or an `OperandRange`.
+template <class O>
+concept GroupOperand = requires(O const& operand, std::vector<LeaseRequest>& requests) {
+  { O::access } -> std::same_as<Access const&>;
+  { O::is_range } -> std::same_as<bool const&>;
+  operand.add_to(requests);
+};
+
+namespace detail {
+
+/// Returns the requests for all operands in their order, in an array if their number is known at
+/// compile time.
+template <GroupOperand... Operands>
+[[nodiscard]] auto requests_for(Operands const&... operands) {
+  if constexpr ((Operands::is_range || ...)) {
+    std::vector<LeaseRequest> requests;
+    (operands.add_to(requests), ...);
+    return requests;
+  } else {
+    return std::array<LeaseRequest, sizeof...(operands)>{operands.request()...};
+  }
+}
+
+}  // namespace detail
+
 /// Makes an operand that the operation reads and does not change.
 template <Leasable Holder>
-[[nodiscard]] constexpr Operand<Access::read, Holder const> reads(Holder const& holder) noexcept {
+[[nodiscard]] constexpr auto reads(Holder const& holder) noexcept {
   return Operand<Access::read, Holder const>{holder};
 }
 /// Makes an operand that the operation overwrites completely; its old contents are not swapped in.
 template <Leasable Holder>
   requires(!std::is_const_v<Holder>)
-[[nodiscard]] constexpr Operand<Access::write, Holder> writes(Holder& holder) noexcept {
+[[nodiscard]] constexpr auto writes(Holder& holder) noexcept {
   return Operand<Access::write, Holder>{holder};
 }
 /// Makes an operand that the operation reads and changes.
 template <Leasable Holder>
   requires(!std::is_const_v<Holder>)
-[[nodiscard]] constexpr Operand<Access::read_write, Holder> updates(Holder& holder) noexcept {
+[[nodiscard]] constexpr auto updates(Holder& holder) noexcept {
   return Operand<Access::read_write, Holder>{holder};
+}
+/// The same for each buffer or tensor of a range, such as `reads(weights)` for a
+/// `std::vector<Tensor<float, 2>> weights`.
+template <LeasableRange Range>
+[[nodiscard]] constexpr auto reads(Range&& range) noexcept {
+  return OperandRange<Access::read, std::remove_reference_t<Range>>{range};
+}
+template <detail::ChangeableRange Range>
+[[nodiscard]] constexpr auto writes(Range&& range) noexcept {
+  return OperandRange<Access::write, std::remove_reference_t<Range>>{range};
+}
+template <detail::ChangeableRange Range>
+[[nodiscard]] constexpr auto updates(Range&& range) noexcept {
+  return OperandRange<Access::read_write, std::remove_reference_t<Range>>{range};
 }
 
 }  // namespace spillway

@@ -19,21 +19,7 @@ namespace detail {
 template <Pager P>
 [[nodiscard, gnu::always_inline]] inline typename P::lease_type
 acquire_at(CallSite site, P& pager, BlockId id, Access access, typename P::stream_type stream) {
-  try {
-    return pager.acquire(id, access, stream);
-  } catch (ContractViolation const& error) {
-    rethrow_at(site, error);
-  }
-}
-
-/// `pager.allocate`, as above.
-template <Pager P>
-[[nodiscard]] BlockId allocate_at(CallSite site, P& pager, std::size_t size_bytes) {
-  try {
-    return pager.allocate(size_bytes);
-  } catch (ContractViolation const& error) {
-    rethrow_at(site, error);
-  }
+  return call_at(site, [&] { return pager.acquire(id, access, stream); });
 }
 
 }  // namespace detail
@@ -68,7 +54,7 @@ class SwappableBuffer {
   ///         others; nothing is left behind
   SwappableBuffer(P& pager, std::size_t size_bytes, CallSite site = {})
       : pager_{&pager},
-        id_{detail::allocate_at(site, pager, size_bytes)},
+        id_{detail::call_at(site, [&] { return pager.allocate(size_bytes); })},
         size_bytes_{size_bytes} {}
 
   SwappableBuffer(SwappableBuffer&& other) noexcept
@@ -94,9 +80,9 @@ class SwappableBuffer {
   /// Frees the block now and leaves the buffer empty.
   ///
   /// @throws ContractViolation if a lease on it is still held; the buffer is then unchanged
-  void reset() {
+  void reset(CallSite site = {}) {
     if (pager_ != nullptr) {
-      pager_->deallocate(id_);
+      detail::call_at(site, [&] { pager_->deallocate(id_); });
       pager_ = nullptr;
       id_ = BlockId{};
       size_bytes_ = 0;
@@ -152,17 +138,20 @@ class SwappableBuffer {
   /// @throws ContractViolation if a lease is held, OutOfHostMemory, DeviceError, FileTierError; the
   ///         block then stays resident
   /// @stream  enqueues on a copy stream of the allocator; does not wait
-  void swap_out() { pager().swap_out(id_); }
+  void swap_out(CallSite site = {}) {
+    P& owner = pager(site);
+    detail::call_at(site, [&] { owner.swap_out(id_); });
+  }
 
   /// Swaps the bytes in ahead of need, as `DeviceAllocator::swap_in`. No effect on a buffer that is
   /// resident, was never written, or must be recomputed by its recipe.
   ///
   /// @throws OutOfDeviceMemory, DeviceError, FileTierError; the block then stays on the host
   /// @stream  as `swap_out`
-  void swap_in() { pager().swap_in(id_); }
+  void swap_in(CallSite site = {}) { pager(site).swap_in(id_); }
 
   /// Returns where the bytes are now. Asks the device whether a copy is still in flight.
-  [[nodiscard]] Residency residency() const { return pager().residency(id_); }
+  [[nodiscard]] Residency residency(CallSite site = {}) const { return pager(site).residency(id_); }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return size_bytes_; }
   [[nodiscard]] BlockId id() const noexcept { return id_; }
   /// Returns whether the buffer owns no block: default-constructed, moved from or reset.

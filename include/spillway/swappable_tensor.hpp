@@ -211,12 +211,12 @@ class SwappableTensor {
   ///
   /// @throws as `DeviceAllocator::set_codec`; ContractViolation for an empty tensor
   template <class Codec>
-  void set_codec(std::uint64_t tag = 0) {
+  void set_codec(std::uint64_t tag = 0, CallSite site = {}) {
     if constexpr (requires { typename Codec::element_type; }) {
       static_assert(std::is_same_v<T, typename Codec::element_type>,
                     "the codec changes elements of another type");
     }
-    buffer_.pager().template set_codec<Codec>(id(), tag);
+    buffer_.pager(site).template set_codec<Codec>(id(), tag);
   }
 
   /// Gives the tensor a recipe, which makes its elements again from those of other tensors on the
@@ -229,14 +229,13 @@ class SwappableTensor {
   /// @throws ContractViolation if an operand is empty or on another allocator; as
   ///         `DeviceAllocator::set_recipe`
   template <class Make, class... Operands>
-  void set_recipe(std::chrono::nanoseconds cost, Make make, Operands const&... operands) {
-    expects((operands.is_on(buffer_.pager()) && ...),
-            "an operand is empty, since it was moved from or reset, or is on another allocator");
+  void set_recipe(Located<std::chrono::nanoseconds> cost, Make make, Operands const&... operands) {
+    P& pager = buffer_.pager(cost.site());
+    expects((operands.is_on(pager) && ...),
+            "an operand is empty, since it was moved from or reset, or is on another allocator",
+            cost.site());
     std::array<BlockId, sizeof...(Operands)> const ids{operands.id()...};
-    buffer_.pager().set_recipe(
-        id(),
-        std::span{ids},
-        cost,
+    auto make_again =
         [make = std::move(make),
          view = std::tuple{operands.template viewer<typename Operands::element_type const>()...},
          result = viewer<T>()](
@@ -245,7 +244,10 @@ class SwappableTensor {
             make(stream, result(address), std::get<i>(view)(addresses[i])...);
           }
           (std::index_sequence_for<Operands...>{});
-        });
+        };
+    detail::call_at(cost.site(), [&] {
+      pager.set_recipe(id(), std::span{ids}, cost.value(), std::move(make_again));
+    });
   }
   /// Returns a function that makes a view of this tensor's shape from an address.
   template <class Element>
@@ -256,19 +258,19 @@ class SwappableTensor {
   }
 
   /// As `SwappableBuffer::swap_out`.
-  void swap_out() { buffer_.swap_out(); }
+  void swap_out(CallSite site = {}) { buffer_.swap_out(site); }
   /// As `SwappableBuffer::swap_in`.
-  void swap_in() { buffer_.swap_in(); }
+  void swap_in(CallSite site = {}) { buffer_.swap_in(site); }
   /// Frees the block now and leaves the tensor empty.
   ///
   /// @throws ContractViolation if a lease on it is still held; the tensor is then unchanged
-  void reset() {
-    buffer_.reset();
+  void reset(CallSite site = {}) {
+    buffer_.reset(site);
     *this = SwappableTensor{};
   }
 
   /// As `SwappableBuffer::residency`.
-  [[nodiscard]] Residency residency() const { return buffer_.residency(); }
+  [[nodiscard]] Residency residency(CallSite site = {}) const { return buffer_.residency(site); }
   [[nodiscard]] Extents<Rank> const& extents() const noexcept { return extents_; }
   [[nodiscard]] Extents<Rank> const& strides() const noexcept { return strides_; }
   /// Number of elements; 0 for an empty tensor.

@@ -79,7 +79,31 @@ TEST_SUITE("error") {
     text = text_of([&] { (void)SwappableBuffer<support::SmallAllocator>{memory, 0}; });
     CHECK(begins(text, at(__LINE__ - 1) + "allocate: a block must have"));
 
+    text = text_of([&] { (void)memory.acquire_all(stream, reads(tensor), reads(unwritten)); });
+    CHECK(begins(text, at(__LINE__ - 1) + "acquire: a block is read that"));
+    text = text_of([&] { tensor.set_recipe(std::chrono::nanoseconds{1}, [](auto&&...) {}); });
+    CHECK(begins(text, at(__LINE__ - 1) + "set_recipe: a recipe is given once"));
+    {
+      auto const lease = tensor.acquire_write(stream);
+      text = text_of([&] { tensor.swap_out(); });
+      CHECK(begins(text, at(__LINE__ - 1) + "swap_out: a leased block"));
+      text = text_of([&] { tensor.reset(); });
+      CHECK(begins(text, at(__LINE__ - 1) + "deallocate: a leased block"));
+    }
+
     tensor.reset();
+    text = text_of([&] { (void)memory.acquire_all(stream, writes(unwritten), writes(tensor)); });
+    CHECK(begins(text, at(__LINE__ - 1) + "acquire_all: an operand is empty"));
+    text = text_of([&] { tensor.swap_out(); });
+    CHECK(begins(text, at(__LINE__ - 1) + "swap_out: the buffer or tensor is empty"));
+    text = text_of([&] { tensor.swap_in(); });
+    CHECK(begins(text, at(__LINE__ - 1) + "swap_in: the buffer or tensor is empty"));
+    text = text_of([&] { (void)tensor.residency(); });
+    CHECK(begins(text, at(__LINE__ - 1) + "residency: the buffer or tensor is empty"));
+    text = text_of([&] { tensor.set_codec<ZeroBitmap>(); });
+    CHECK(begins(text, at(__LINE__ - 1) + "set_codec: the buffer or tensor is empty"));
+    text = text_of([&] { tensor.set_recipe(std::chrono::nanoseconds{1}, [](auto&&...) {}); });
+    CHECK(begins(text, at(__LINE__ - 1) + "set_recipe: the buffer or tensor is empty"));
     text = text_of([&] { (void)tensor.acquire_read(stream); });
     CHECK(begins(text, at(__LINE__ - 1) + "acquire: the buffer or tensor is empty"));
     text = text_of([&] { (void)tensor.acquire_write(stream); });
@@ -124,7 +148,6 @@ TEST_SUITE("error") {
       CHECK(text.find(std::string{": "} + what) != std::string::npos);
     };
     auto tensor = make_tensor<float>(memory, {4, 4});
-    auto other = make_tensor<float>(memory, {4, 4});
     BlockId const gone = memory.allocate(100);
     memory.deallocate(gone);
 
@@ -138,14 +161,6 @@ TEST_SUITE("error") {
     says(text_of([&] { memory.set_codec<ZeroBitmap>(gone); }), "set_codec: no such block");
     says(text_of([&] { (void)memory.acquire(tensor.id(), Access::read, stream); }),
          "acquire: a block is read that");
-    auto const make = [](auto const&, auto const&, auto const&) {};
-    says(text_of([&] { tensor.set_recipe(std::chrono::nanoseconds{1}, make, other); }),
-         "set_recipe: a recipe is given once");
-    other.reset();
-    says(text_of([&] { (void)memory.acquire_all(stream, writes(tensor), writes(other)); }),
-         "acquire_all: an operand is empty");
-    says(text_of([&] { other.swap_out(); }), "swap_out: the buffer or tensor is empty");
-    says(text_of([&] { other.set_codec<ZeroBitmap>(); }), "set_codec: the buffer or tensor is");
 
     auto const refusal = [](support::SmallAllocator::Options const& options) {
       return text_of([&] {

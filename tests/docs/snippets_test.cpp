@@ -76,6 +76,41 @@ TEST_SUITE("snippets") {
     CHECK(bench.memory.host_stats().encoded_stored_bytes == 20'016);
   }
 
+  TEST_CASE("streams: operands of one operation, some of which are counted at run time") {
+    Bench bench;
+    auto& memory = bench.memory;
+    auto& device = bench.device;
+    auto& stream = bench.stream;
+    std::vector<float> const ones(4, 1.0F);
+    // [acquire_all]
+    std::vector<spillway::Tensor<float, 1>> parts(3);
+    for (auto& part : parts) {
+      part = spillway::Tensor<float, 1>::from_host_sync(memory, {4}, ones, stream);
+    }
+    auto sum = spillway::make_tensor<float>(memory, {4});
+    {
+      // `from` is a vector of leases.
+      auto const [from, to] =
+          memory.acquire_all(stream, spillway::reads(parts), spillway::writes(sum));
+      std::vector<spillway::TensorView<float const, 1>> views;
+      for (auto const& lease : from) {
+        views.push_back(lease.view());
+      }
+      device.launch(stream, [views, to = to.view()] {
+        for (std::size_t i = 0; i < to.size(); ++i) {
+          to(i) = 0;
+          for (auto const& view : views) {
+            to(i) += view(i);
+          }
+        }
+      });
+    }
+    // [acquire_all end]
+    std::vector<float> result(4);
+    sum.copy_to_host_sync(result, stream);
+    CHECK(result == std::vector<float>(4, 3.0F));
+  }
+
   TEST_CASE("streams: uploads through pinned memory, for which the host need not wait") {
     Bench bench;
     auto& device = bench.device;
@@ -142,7 +177,12 @@ TEST_SUITE("snippets") {
                                         spillway::dlpack::device_of(memory.device()));
     // [dlpack end]
     CHECK(memory.stats().leased.blocks.current == 1);
+    // [import]
+    auto const imported =
+        spillway::dlpack::import_sync<float, 2>(memory, exported->dl_tensor, stream);
     exported->deleter(exported);
+    // [import end]
+    CHECK(imported.extents() == tensor.extents());
     CHECK(memory.stats().leased.blocks.current == 0);
   }
 

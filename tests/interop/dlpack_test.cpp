@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -266,5 +267,109 @@ TEST_SUITE("dlpack") {
         dlpack::export_tensor(std::move(lease), device, {dlpack::TypeCode::bfloat, 16, 1})};
     CHECK(read_abi(managed.get()).code == 4);
     CHECK(read_abi(managed.get()).bits == 16);
+  }
+
+  TEST_CASE("import_sync: the elements of host memory are copied") {
+    SmallBench bench;
+    std::vector<std::int32_t> values{0, 1, 2, 3, 4, 5, 6};
+    std::array<std::int64_t, 3> shape{2, 1, 3};
+    std::array<std::int64_t, 3> strides{3, 77, 1};  // of a dimension of one element any stride
+    dlpack::Tensor from{.data = values.data(),
+                        .device = {dlpack::DeviceType::cpu, 0},
+                        .ndim = 3,
+                        .dtype = dlpack::data_type<std::int32_t>(),
+                        .shape = shape.data(),
+                        .strides = strides.data(),
+                        .byte_offset = sizeof(std::int32_t)};
+    auto const import = [&] {
+      return dlpack::import_sync<std::int32_t, 3>(bench.allocator, from, bench.stream);
+    };
+    auto tensor = import();
+    values.assign(7, -1);
+    tensor.swap_out();
+    std::vector<std::int32_t> copied(6);
+    tensor.copy_to_host_sync(copied, bench.stream);
+    CHECK(tensor.extents() == Extents<3>{2, 1, 3});
+    CHECK(copied == std::vector<std::int32_t>{1, 2, 3, 4, 5, 6});
+
+    from.strides = nullptr;  // row-major
+    from.device.type = dlpack::DeviceType::cuda_host;
+    tensor = import();
+    tensor.copy_to_host_sync(copied, bench.stream);
+    CHECK(copied == std::vector<std::int32_t>(6, -1));
+  }
+
+  TEST_CASE("import_sync: what cannot be imported is refused by name") {
+    SmallBench bench;
+    std::vector<float> values(6);
+    std::array<std::int64_t, 2> shape{2, 3};
+    std::array<std::int64_t, 2> strides{3, 1};
+    dlpack::Tensor const good{.data = values.data(),
+                              .device = {dlpack::DeviceType::cpu, 0},
+                              .ndim = 2,
+                              .dtype = dlpack::data_type<float>(),
+                              .shape = shape.data(),
+                              .strides = strides.data(),
+                              .byte_offset = 0};
+    auto const refusal = [&](auto const& change) -> std::string {
+      dlpack::Tensor from = good;
+      change(from);
+      try {
+        (void)dlpack::import_sync<float, 2>(bench.allocator, from, bench.stream);
+      } catch (ContractViolation const& error) {
+        return error.what();
+      }
+      return "not refused";
+    };
+    auto const says = [](std::string const& text, char const* what) {
+      CAPTURE(text);
+      CHECK(text.starts_with(__FILE__));
+      CHECK(text.find(what) != std::string::npos);
+    };
+    CHECK(refusal([](auto&) {}) == "not refused");
+    says(refusal([](auto& from) { from.dtype.bits = 64; }), "have another type");
+    says(refusal([](auto& from) { from.dtype.code = dlpack::TypeCode::signed_integer; }),
+         "have another type");
+    says(refusal([](auto& from) { from.dtype.lanes = 2; }), "have another type");
+    says(refusal([](auto& from) { from.ndim = 1; }), "another number of dimensions");
+    says(refusal([](auto& from) { from.device.type = dlpack::DeviceType::cuda; }), "neither in");
+    says(refusal([](auto& from) { from.device.type = dlpack::DeviceType{8}; }), "neither in");
+    strides = {1, 2};
+    says(refusal([](auto&) {}), "make it contiguous");
+    strides = {3, 1};
+    shape = {0, 3};
+    says(refusal([](auto&) {}), "below 1");
+    shape = {2, -3};
+    says(refusal([](auto&) {}), "below 1");
+    shape = {std::int64_t{1} << 62, 8};
+    says(refusal([](auto& from) { from.strides = nullptr; }), "does not fit in 64 bits");
+    CHECK(bench.allocator.stats().allocated.blocks.current == 0);
+  }
+
+  TEST_CASE("import_sync: memory of the allocator's device is copied on the device") {
+    struct Gpu : SimApi {
+      using SimApi::SimApi;
+      [[nodiscard]] static int ordinal() noexcept { return 1; }
+    };
+    Gpu device{{.capacity_bytes = 64_MiB}};
+    DeviceAllocator<PoliciesFor<Gpu>> memory{device, {.capacity_bytes = 1_MiB}};
+    auto const stream = memory.create_stream();
+    std::vector<float> values{1, 2, 3, 4};
+    using GpuTensor = SwappableTensor<float, 1, DeviceAllocator<PoliciesFor<Gpu>>>;
+    auto tensor = GpuTensor::from_host_sync(memory, {4}, values, stream);
+    Consumed const managed{
+        dlpack::export_tensor(tensor.acquire_read(stream), dlpack::device_of(device))};
+    auto const import = [&](dlpack::Tensor const& from) {
+      return dlpack::import_sync<float, 1>(memory, from, stream);
+    };
+    auto const copy = import(managed->dl_tensor);
+    std::vector<float> copied(4);
+    copy.copy_to_host_sync(copied, stream);
+    CHECK(copied == values);
+    CHECK(copy.id() != tensor.id());
+
+    dlpack::Tensor elsewhere = managed->dl_tensor;
+    elsewhere.device.id = 0;
+    CHECK_THROWS_AS((void)import(elsewhere), ContractViolation);
   }
 }

@@ -3,6 +3,7 @@
 
 #include <spillway/core/config.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -175,7 +176,38 @@ inline bool begins_in_library(std::string_view text) {
                           text.substr(end)};
 }
 
+/// Returns what `call()` returns. A ContractViolation that it throws names `site`, the line of the
+/// program, by `rethrow_at`.
+template <class Call>
+[[gnu::always_inline]] inline decltype(auto) call_at(CallSite site, Call const& call) {
+  try {
+    return call();
+  } catch (ContractViolation const& error) {
+    rethrow_at(site, error);
+  }
+}
+
 }  // namespace detail
+
+/// An argument together with the source location of the call, for functions whose parameters end in
+/// a pack, after which no `CallSite` can follow. Made implicitly from whatever converts to `T`.
+template <class T>
+class Located {
+ public:
+  template <std::convertible_to<T> U>
+  Located(U const& value, CallSite site = {})  // NOLINT(google-explicit-constructor): see above
+      : value_(value), site_{site} {}
+  // For a literal 0, which is a stream of CUDA here and a number above.
+  Located(T value, CallSite site = {})  // NOLINT(google-explicit-constructor)
+      : value_(std::move(value)), site_{site} {}
+
+  [[nodiscard]] T const& value() const noexcept { return value_; }
+  [[nodiscard]] CallSite site() const noexcept { return site_; }
+
+ private:
+  T value_;
+  CallSite site_;
+};
 
 /// Checks a precondition of a public function. `function` is the name of the caller; leave it out,
 /// too, in public functions. Other functions pass the name of the public function or class whose

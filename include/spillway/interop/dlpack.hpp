@@ -25,8 +25,8 @@ inline constexpr std::uint32_t major_version = 1;
 inline constexpr std::uint32_t minor_version = 1;
 inline constexpr std::uint64_t flag_read_only = 1U << 0U;
 
-/// DLDeviceType; only what the library can export.
-enum class DeviceType : std::int32_t { cpu = 1, cuda = 2 };
+/// DLDeviceType; only what the library can export or import.
+enum class DeviceType : std::int32_t { cpu = 1, cuda = 2, cuda_host = 3 };
 
 /// DLDataTypeCode.
 enum class TypeCode : std::uint8_t {
@@ -162,6 +162,69 @@ template <class T, std::size_t Rank, Pager P>
                     .byte_offset = 0}};
   context->lease = std::move(lease).take_lease();
   return &context.release()->managed;
+}
+
+/// Makes a tensor with the elements of a DLPack tensor, which are copied: memory that another
+/// library owns cannot leave the device.
+///
+/// @param memory  a `DeviceAllocator`
+/// @param from    `dl_tensor` of what the producer exported: row-major and without gaps, in memory of
+///                the host or of the allocator's device. The caller calls the deleter of the export,
+///                which may be done right after this call
+/// @param stream  the work that writes the elements has run or is enqueued on it
+/// @param type    what the elements are, as for `export_tensor`
+/// @throws ContractViolation for another element type, another number of dimensions, an extent
+///         below 1, strides of another order, or memory elsewhere; as `SwappableTensor`
+/// @stream  copies on `stream` and waits on the host until `from` is not needed any more
+template <class T, std::size_t Rank, Pager P>
+  requires requires(P& memory) {
+    memory.device();
+  }
+[[nodiscard]] SwappableTensor<T, Rank, P> import_sync(P& memory,
+                                                      Tensor const& from,
+                                                      typename P::stream_type stream,
+                                                      DataType type = data_type<T>(),
+                                                      CallSite site = {}) {
+  expects(std::size_t{type.bits} * type.lanes == sizeof(T) * 8,
+          "the DLPack type must be as large as the tensor's element",
+          site);
+  expects(from.dtype.code == type.code && from.dtype.bits == type.bits &&
+              from.dtype.lanes == type.lanes,
+          "the elements of the DLPack tensor have another type",
+          site);
+  expects(from.ndim == static_cast<std::int32_t>(Rank),
+          "the DLPack tensor has another number of dimensions",
+          site);
+  Extents<Rank> extents{};
+  std::size_t stride = 1;
+  for (std::size_t i = Rank; i-- > 0;) {
+    expects(from.shape[i] > 0, "an extent of the DLPack tensor is below 1", site);
+    extents[i] = static_cast<std::size_t>(from.shape[i]);
+    expects(from.strides == nullptr || extents[i] == 1 ||
+                static_cast<std::size_t>(from.strides[i]) == stride,
+            "the DLPack tensor is not row-major without gaps: make it contiguous first",
+            site);
+    stride *= extents[i];  // the tensor refuses a size that overflows
+  }
+  Device const here = device_of(memory.device());
+  bool const is_on_device = from.device.type == DeviceType::cuda;
+  expects(is_on_device
+              ? here.type == DeviceType::cuda && here.id == from.device.id
+              : from.device.type == DeviceType::cpu || from.device.type == DeviceType::cuda_host,
+          "the DLPack tensor is neither in host memory nor on the allocator's device",
+          site);
+
+  auto const* const elements =
+      reinterpret_cast<T const*>(static_cast<std::byte const*>(from.data) + from.byte_offset);
+  SwappableTensor<T, Rank, P> tensor{memory, extents, site};
+  if (is_on_device) {
+    auto const lease = tensor.acquire_write(stream, site);
+    memory.device().copy(lease.data(), elements, tensor.size_bytes(), CopyKind::on_device, stream);
+    memory.device().synchronize(stream);
+  } else {
+    tensor.copy_from_host_sync({elements, tensor.size()}, stream, site);
+  }
+  return tensor;
 }
 
 }  // namespace spillway::dlpack
