@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <limits>
 #include <numeric>
-#include <ranges>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -378,11 +377,9 @@ TEST_SUITE("swappable_tensor") {
     }
     CHECK(bench.allocator.stats().leased.blocks.current == 0);
 
-    std::array<Matrix*, 2> const some{&layers[2], &layers[0]};
-    auto const chosen = [](Matrix* one) -> Matrix& { return *one; };
+    std::array<Matrix*, 2> some{&layers[2], &layers[0]};
     {
-      auto const [leases] =
-          bench.allocator.acquire_all(bench.stream, updates(std::views::transform(some, chosen)));
+      auto const [leases] = bench.allocator.acquire_all(bench.stream, updates(std::as_const(some)));
       static_assert(std::is_same_v<decltype(leases.front().data()), int*>);
       REQUIRE(leases.size() == 2);
       CHECK(leases[0].block() == layers[2].id());
@@ -392,10 +389,15 @@ TEST_SUITE("swappable_tensor") {
     layers[1].reset();
     CHECK_THROWS_AS((void)bench.allocator.acquire_all(bench.stream, writes(sum), reads(layers)),
                     ContractViolation);
+    some[1] = nullptr;
+    CHECK_THROWS_AS((void)bench.allocator.acquire_all(bench.stream, writes(sum), reads(some)),
+                    ContractViolation);
     CHECK(bench.allocator.stats().leased.blocks.current == 0);
     static_assert(!LeasableRange<std::vector<int>> && !LeasableRange<Matrix>);
     static_assert(CanRead<std::vector<Matrix> const> && !CanChange<std::vector<Matrix> const>);
     static_assert(CanRead<std::vector<Matrix>> && CanChange<std::vector<Matrix>>);
+    static_assert(CanRead<std::array<Matrix const*, 2>> &&
+                  !CanChange<std::array<Matrix const*, 2>>);
   }
 
   TEST_CASE(

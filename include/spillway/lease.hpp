@@ -141,12 +141,29 @@ concept Leasable = requires(H const& holder) {
   { holder.request(Access::read) } -> std::same_as<LeaseRequest>;
 };
 
-/// A range of such buffers or tensors, whose number is known only at run time: a `std::vector` of
-/// tensors, or a view that leads to tensors which lie elsewhere.
+namespace detail {
+
+/// Return the buffer or tensor that an element of a range is or points to.
+template <Leasable Holder>
+[[nodiscard]] constexpr Holder& holder_of(Holder& holder) noexcept {
+  return holder;
+}
+template <class Pointer>
+  requires requires(Pointer const& pointer) {
+    holder_of(*pointer);
+  }
+[[nodiscard]] constexpr auto& holder_of(Pointer const& pointer) noexcept {
+  return *pointer;
+}
+
+}  // namespace detail
+
+/// A range of such buffers or tensors, or of pointers to them: a `std::vector<Tensor<float, 2>>`,
+/// or a `std::array` of pointers to tensors that lie elsewhere.
 template <class R>
 concept LeasableRange = requires(R& range) {
   std::begin(range) != std::end(range);
-  requires Leasable<std::remove_cvref_t<decltype(*std::begin(range))>>;
+  detail::holder_of(*std::begin(range));
 };
 
 namespace detail {
@@ -154,7 +171,7 @@ namespace detail {
 /// A range of buffers or tensors that may be acquired for writing.
 template <class R>
 concept ChangeableRange = LeasableRange<R> && requires(R& range) {
-  requires !std::is_const_v<std::remove_reference_t<decltype(*std::begin(range))>>;
+  requires !std::is_const_v<std::remove_reference_t<decltype(holder_of(*std::begin(range)))>>;
 };
 
 }  // namespace detail
@@ -198,26 +215,32 @@ class OperandRange {
 
   explicit constexpr OperandRange(Range& range) noexcept : range_{&range} {}
 
+  /// Returns whether all are on that allocator; false if one is empty or a null pointer.
   template <class P>
   [[nodiscard]] bool is_on(P const& pager) const {
-    return std::all_of(std::begin(*range_), std::end(*range_), [&pager](auto const& holder) {
-      return holder.is_on(pager);
+    return std::all_of(std::begin(*range_), std::end(*range_), [&pager](auto&& element) {
+      if constexpr (requires { element == nullptr; }) {
+        if (element == nullptr) {
+          return false;
+        }
+      }
+      return detail::holder_of(element).is_on(pager);
     });
   }
   void add_to(std::vector<LeaseRequest>& requests) const {
-    for (auto const& holder : *range_) {
-      requests.push_back(holder.request(how));
+    for (auto&& element : *range_) {
+      requests.push_back(detail::holder_of(element).request(how));
     }
   }
   /// Returns a vector with one lease for each buffer or tensor of the range.
   template <class L>
   [[nodiscard]] auto typed(L*& next) const {
-    auto const one = [&next](auto const& holder) {
-      return holder.template typed<how>(std::move(*next++));
+    auto const one = [&next](auto&& element) {
+      return detail::holder_of(element).template typed<how>(std::move(*next++));
     };
     std::vector<decltype(one(*std::begin(*range_)))> leases;
-    for (auto const& holder : *range_) {
-      leases.push_back(one(holder));
+    for (auto&& element : *range_) {
+      leases.push_back(one(element));
     }
     return leases;
   }

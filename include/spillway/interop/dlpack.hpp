@@ -168,9 +168,9 @@ template <class T, std::size_t Rank, Pager P>
 /// library owns cannot leave the device.
 ///
 /// @param memory  a `DeviceAllocator`
-/// @param from    `dl_tensor` of what the producer exported: row-major and without gaps, in memory of
-///                the host or of the allocator's device. The caller calls the deleter of the export,
-///                which may be done right after this call
+/// @param from    `dl_tensor` of what the producer exported: row-major and without gaps, in memory
+///                of the host or of the allocator's device. The caller calls the deleter of the
+///                export, which may be done right after this call
 /// @param stream  the work that writes the elements has run or is enqueued on it
 /// @param type    what the elements are, as for `export_tensor`
 /// @throws ContractViolation for another element type, another number of dimensions, an extent
