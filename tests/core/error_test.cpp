@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <support/small_allocator.hpp>
@@ -117,6 +118,23 @@ TEST_SUITE("error") {
     SwappableBuffer<support::SmallAllocator> buffer;
     text = text_of([&] { (void)buffer.acquire_read_write(stream); });
     CHECK(begins(text, at(__LINE__ - 1)));
+  }
+
+  TEST_CASE("Located: an argument is converted as usual and records the line of the call") {
+    struct Owner {
+      int* handle = nullptr;
+      operator int*() const { return handle; }  // NOLINT(google-explicit-constructor)
+    };
+    auto const take = [](Located<int*> stream) { return stream; };
+    int number = 0;
+    Owner const owner{&number};
+    CHECK(take(owner).value() == &number);
+    CHECK(take(owner).site().line() == __LINE__);
+    CHECK(take(&number).value() == &number);
+    CHECK(take(0).value() == nullptr);  // the default stream, as many programs name it
+    CHECK(take(nullptr).site().line() == __LINE__);
+    CHECK(std::string{take(nullptr).site().file()} == __FILE__);
+    static_assert(!std::is_convertible_v<float*, Located<int*>>);
   }
 
   TEST_CASE("acquire: an error of a recipe is passed on as it is") {
