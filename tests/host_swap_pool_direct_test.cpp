@@ -159,6 +159,44 @@ TEST_SUITE("host_swap_pool_direct") {
     }
   }
 
+  TEST_CASE("HostSwapPool: a direct write that the device refuses halfway leaves an empty slot") {
+    auto const rewrite = [](Bench& bench, HostSlotId slot) {
+      put_pattern(bench.from, large, 2);
+      CHECK_THROWS_AS((void)bench.pool.write(slot, bench.from, large, bench.stream), DeviceError);
+      bench.device.fail(SimCall::launch_host, 0);
+      bench.device.run_all();
+      CHECK_THROWS_AS((void)bench.pool.read(slot, bench.to, 1, bench.stream), ContractViolation);
+      (void)bench.pool.write(slot, bench.from, large, bench.stream);
+      bench.device.run_all();
+      CHECK(bench.read_gives(slot, large, 2));
+    };
+    for (std::uint64_t nth = 1; nth <= 2 * calls_of_large; ++nth) {  // a chunk takes two launches
+      CAPTURE(nth);
+      Bench bench;
+      HostSlotId const slot = bench.write(large, 1);
+      bench.device.fail(SimCall::launch_host, nth);
+      rewrite(bench, slot);
+    }
+    // The queue refuses the second piece of a chunk, and then the copy to the chunk fails.
+    Bench bench;
+    std::array<HostSlotId, 100> fillers{};
+    for (HostSlotId& filler : fillers) {
+      filler = SteppedBench::take(bench.pool, small);
+    }
+    for (std::size_t i = 0; i < fillers.size(); i += 2) {
+      bench.pool.give_back(fillers[i]);
+    }
+    HostSlotId const slot = bench.pool.try_take(large).value();
+    put_pattern(bench.from, large, 1);
+    (void)bench.pool.write(slot, bench.from, large, bench.stream);
+    bench.device.run_all();
+    std::size_t const calls = bench.io.calls().writes;
+    CHECK(calls > calls_of_large);
+    bench.io.plant({.most_enqueued = calls + 1});
+    bench.device.fail_copy(1);
+    rewrite(bench, slot);
+  }
+
   TEST_CASE("HostSwapPool: bytes of a failed direct write are lost, and the loss is reported") {
     Bench bench;
     HostSlotId const healthy = bench.write(large, 1);

@@ -535,6 +535,7 @@ void HostTransfers<Device, FileIo>::enqueue_direct([[maybe_unused]] Batch& batch
     order_->wait(lane.index(), order_->mark(at));
     while (Job* const first = batch.first_chunk()) {
       Job* const next = first->next_chunk;  // the host function may run at once and reuse the job
+      done.host_done = order_->mark(lane.index());  // an attempt that fails may have written some
       if (!io_->try_enqueue_direct(*device_, *first, lane.stream())) {
         reaches_device_ = false;
         enqueue_staged(batch, done, stream, at);  // the direct attempt has left nothing in flight
