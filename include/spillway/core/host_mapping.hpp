@@ -18,6 +18,11 @@
 
 namespace spillway::detail {
 
+/// Returns the size of the system's pages.
+[[nodiscard]] inline std::size_t system_page_bytes() noexcept {
+  return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));  // a value that POSIX requires
+}
+
 /// Finds out how much memory this process may use.
 ///
 /// Source: the kernel's documents "Control Group v2" (memory.max) and "Memory Resource Controller"
@@ -31,8 +36,7 @@ class BasicHostMemory {
   /// @param root  the folder in which `/proc` and `/sys` are; other than the default only in tests
   [[nodiscard]] static std::size_t usable_bytes(std::string const& root = {}) {
     auto const pages = static_cast<std::size_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES)));
-    auto const page_bytes = static_cast<std::size_t>(std::max(0L, ::sysconf(_SC_PAGESIZE)));
-    std::size_t least = pages * page_bytes;
+    std::size_t least = pages * system_page_bytes();
     // Each line is NUMBER:CONTROLLERS:PATH.
     for_each_line(root + "/proc/self/cgroup", [&](std::string const& line) {
       std::size_t const first = line.find(':');

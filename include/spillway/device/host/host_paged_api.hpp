@@ -4,6 +4,7 @@
 #include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
+#include <spillway/core/host_mapping.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/host/host_api.hpp>
 #include <spillway/device/host/page_mover.hpp>
@@ -25,7 +26,6 @@
 #include <utility>
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 namespace spillway {
 
@@ -79,7 +79,7 @@ class BasicHostPagedApi : public HostApi {
 
   /// Returns a granularity for this capacity: as fine as possible without too many pieces.
   [[nodiscard]] static std::size_t granularity_for(std::size_t capacity_bytes) noexcept {
-    return granularity_for(capacity_bytes, system_page_bytes());
+    return granularity_for(capacity_bytes, detail::system_page_bytes());
   }
   /// Does the same for a system with pages of this size.
   [[nodiscard]] static constexpr std::size_t granularity_for(std::size_t capacity_bytes,
@@ -91,7 +91,7 @@ class BasicHostPagedApi : public HostApi {
 
   /// @throws ContractViolation unless the granularity is a power of two of at least 16 KiB
   explicit BasicHostPagedApi(HostPagedOptions options = {})
-      : granularity_bytes_{std::max(options.granularity_bytes, system_page_bytes())} {
+      : granularity_bytes_{std::max(options.granularity_bytes, detail::system_page_bytes())} {
     expects(std::has_single_bit(options.granularity_bytes) &&
                 options.granularity_bytes >= least_granularity_bytes,
             "HostPagedOptions::granularity_bytes must be a power of two of at least 16 KiB",
@@ -212,10 +212,6 @@ class BasicHostPagedApi : public HostApi {
   /// The most bytes that may be spare beyond what was created. Needed since pieces are released one
   /// by one.
   static constexpr std::size_t excess_bytes = 1_MiB;
-
-  [[nodiscard]] static std::size_t system_page_bytes() noexcept {
-    return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  }
 
   /// Unlocks at the last of the calls after a fork.
   void unlock_pages() noexcept {
@@ -571,7 +567,7 @@ void BasicHostPagedApi<Lazy>::map_pages(std::byte* p, std::size_t bytes) {
 
 template <class Lazy>
 void BasicHostPagedApi<Lazy>::move_pages(std::byte* to, std::byte* from, std::size_t bytes) {
-  std::size_t const page = system_page_bytes();
+  std::size_t const page = detail::system_page_bytes();
   for (std::size_t done = 0; (done += mover_.move(to + done, from + done, bytes - done)) != bytes;
        done += page) {
     // The contents of a page are not needed, so a page that cannot be moved is replaced by a new
@@ -594,7 +590,7 @@ void BasicHostPagedApi<Lazy>::unmap_pages(std::byte* p, std::size_t bytes) noexc
     (void)::madvise(p, bytes, MADV_DONTNEED);
     return;
   }
-  std::size_t const page = system_page_bytes();
+  std::size_t const page = detail::system_page_bytes();
   for (std::size_t done = 0; done < bytes;) {
     std::size_t const moved = mover_.move(stack_ + spare_bytes_, p + done, bytes - done);
     spare_bytes_ += moved;

@@ -3,6 +3,7 @@
 
 #include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
+#include <spillway/core/host_mapping.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/sim/sim_options.hpp>
 
@@ -75,7 +76,7 @@ using SimHostBacking = BasicSimHostBacking<>;
 
 template <class Lazy>
 BasicSimHostBacking<Lazy>::BasicSimHostBacking(SimOptions const& options)
-    : options_{&options}, page_bytes_{static_cast<std::size_t>(::sysconf(_SC_PAGESIZE))} {
+    : options_{&options}, page_bytes_{system_page_bytes()} {
   expects(options.granularity_bytes % page_bytes_ == 0,
           "SimOptions::granularity_bytes must be a multiple of the host's page size",
           {},
