@@ -218,6 +218,30 @@ TEST_SUITE("host_swap_pool_direct") {
     CHECK_FALSE(bench.pool.try_take(large).has_value());  // the tier takes no more
   }
 
+  TEST_CASE("HostSwapPool: after a failed direct write no more bytes can be lost") {
+    Bench bench;
+    HostSlotId const healthy = bench.write(large, 1);
+    HostSlotId const other = SteppedBench::take(bench.pool, large);
+    bench.io.plant({.write_error = ENOSPC});
+    HostSlotId const lost = bench.write(large, 2);
+    CHECK(bench.pool.has_failed(lost));
+    std::size_t const copies = bench.copies();
+
+    put_pattern(bench.from, large, 3);
+    (void)bench.pool.write(other, bench.from, large, bench.stream);
+    bench.device.run_all();
+
+    CHECK(bench.copies() == copies + calls_of_large);
+    CHECK(bench.pool.stats().rescued_bytes == large);
+    CHECK(bench.read_gives(other, large, 3));
+    CHECK(bench.read_gives(healthy, large, 1));
+    bench.io.plant({});
+    CHECK(bench.pool.try_grow(large));
+    CHECK(bench.pool.stats().rescued_bytes == 0);
+    CHECK(bench.read_gives(other, large, 3));
+    CHECK(bench.read_gives(bench.write(large, 4), large, 4));
+  }
+
   TEST_CASE("HostSwapPool: a failed write is no loss while its owner has the bytes") {
     Bench bench;
     bench.io.plant({.write_error = ENOSPC});

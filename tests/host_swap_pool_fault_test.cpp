@@ -26,27 +26,24 @@ using spillway::testing::SteppedSimApi;
 
 namespace {
 
-/// While set, `new (std::nothrow)` of arrays fails.
+/// While set, `new` of arrays with an alignment fails.
 std::atomic<bool> is_memory_refused{false};
 
 }  // namespace
 
 // Not inlined: g++ would see `malloc` or `free` on one side of a pair and not on the other, and
 // warn.
-[[gnu::noinline]] void* operator new[](std::size_t bytes, std::nothrow_t const& /*tag*/) noexcept {
-  return is_memory_refused ? nullptr : std::malloc(bytes);
-}
-[[gnu::noinline]] void operator delete[](void* p) noexcept {
-  std::free(p);
-}
-[[gnu::noinline]] void operator delete[](void* p, std::size_t /*bytes*/) noexcept {
-  std::free(p);
-}
-[[gnu::noinline]] void* operator new[](std::size_t bytes) {
-  if (void* const p = std::malloc(bytes); p != nullptr) {
+[[gnu::noinline]] void* operator new[](std::size_t bytes, std::align_val_t alignment) {
+  auto const unit = static_cast<std::size_t>(alignment);
+  if (void* const p = is_memory_refused
+                          ? nullptr
+                          : std::aligned_alloc(unit, (bytes + unit - 1) / unit * unit)) {
     return p;
   }
   throw std::bad_alloc{};
+}
+[[gnu::noinline]] void operator delete[](void* p, std::align_val_t /*alignment*/) noexcept {
+  std::free(p);
 }
 
 namespace {
@@ -239,6 +236,133 @@ TEST_SUITE("host_swap_pool_fault") {
       CHECK(advice.find("A write to the swap file at ") != std::string::npos);
       CHECK(advice.find(" failed: " + std::generic_category().message(error)) != std::string::npos);
       now.pool.give_back(now.first);
+      CHECK(now.pool.stats().rescued_bytes == 0);
+    }
+  }
+
+  TEST_CASE("HostSwapPool: a file that takes writes again gets the bytes that it refused, and then "
+            "new slots") {
+    for (int const error : {EIO, ENOSPC}) {
+      for (bool const can_begin : {false, true}) {
+        CAPTURE(error);
+        CAPTURE(can_begin);
+        FileCase now{can_begin};
+        now.write(now.second, 2);
+        now.bench.io.plant({.write_error = error, .failing_from = 4096});
+        now.write(now.first, 1);
+        CHECK(now.pool.stats().rescued_bytes == FileCase::bytes - 4096);
+        now.bench.io.plant({});
+        CHECK(now.pool.try_take(1) == std::nullopt);
+        CHECK(now.pool.stats().tier(HostTier::file).is_failed);
+
+        CHECK(now.pool.try_grow(1));
+
+        HostPoolStats const stats = now.pool.stats();
+        CHECK(stats.rescued_bytes == 0);
+        CHECK(stats.failed_writes == 2);
+        CHECK_FALSE(stats.tier(HostTier::file).is_failed);
+        CHECK(now.pool.advice_when_full().find("A write") == std::string::npos);
+        HostSlotId const third = now.pool.try_take(FileCase::bytes).value();
+        now.write(third, 3);
+        CHECK(now.read_gives(now.first, 1));
+        CHECK(now.read_gives(now.second, 2));
+        CHECK(now.read_gives(third, 3));
+
+        now.bench.io.plant({.write_error = EDQUOT});
+        now.write(third, 4);
+        CHECK_FALSE(now.pool.try_grow(1));
+        CHECK(now.pool.advice_when_full().find(std::generic_category().message(EDQUOT)) !=
+              std::string::npos);
+        CHECK(now.read_gives(third, 4));
+      }
+    }
+  }
+
+  TEST_CASE(
+      "HostSwapPool: a file that never recovers costs few calls, and one that does is found") {
+    FileCase now;
+    now.bench.io.plant({.write_error = ENOSPC});
+    now.write(now.first, 1);
+    std::size_t const writes = now.bench.io.calls().writes;
+    auto const count_attempts = [&](int requests) {
+      std::size_t const before = now.bench.io.calls().writes;
+      for (int i = 0; i < requests; ++i) {
+        CHECK_FALSE(now.pool.try_grow(1));
+      }
+      return now.bench.io.calls().writes - before;
+    };
+
+    CHECK(count_attempts(1) == 1);
+    CHECK(count_attempts(1) == 0);
+    CHECK(count_attempts(1) == 1);
+    CHECK(count_attempts(61) == 4);  // after 3, 7, 15 and 31 requests
+    CHECK(count_attempts(640) == 10);
+    CHECK(now.pool.stats().failed_writes == 3);
+    CHECK(now.pool.stats().rescued_bytes == FileCase::bytes);
+    CHECK(now.bench.io.calls().writes == writes + 16);
+
+    now.bench.io.plant({});
+    int requests = 1;
+    for (; !now.pool.try_grow(1); ++requests) {
+      REQUIRE(requests < 64);
+    }
+    CHECK(now.read_gives(now.first, 1));
+
+    now.bench.io.plant({.write_error = ENOSPC});
+    now.write(now.first, 2);
+    now.bench.io.plant({});
+    CHECK(now.pool.try_grow(1));  // at once, since it had recovered
+  }
+
+  TEST_CASE("HostSwapPool: a file that refused the bytes of a freed slot is tried elsewhere") {
+    FileCase now;
+    now.bench.io.plant({.write_error = ENOSPC});
+    now.write(now.first, 1);
+    now.pool.give_back(now.first);
+
+    CHECK_FALSE(now.pool.try_grow(1));
+    CHECK(now.pool.try_take(1) == std::nullopt);
+    now.bench.io.plant({.allocate_error = ENOSPC});
+    CHECK_FALSE(now.pool.try_grow(1));
+    CHECK_FALSE(now.pool.try_grow(1));
+    now.bench.io.plant({});
+    while (!now.pool.try_grow(1)) {
+    }
+
+    HostSlotId const slot = now.pool.try_take(FileCase::bytes).value();
+    now.write(slot, 2);
+    CHECK(now.read_gives(slot, 2));
+  }
+
+  TEST_CASE("HostSwapPool: bytes that the file refused are not written over newer ones") {
+    for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+      CAPTURE(seed);
+      bool const is_given_back = seed % 4 < 2;  // and another slot takes its place
+      FileCase now{seed % 2 == 0};
+      auto const lane = now.bench.device.created.at(1);  // that of writes
+      now.bench.io.plant({.write_error = ENOSPC});
+      now.write(now.first, 1);
+      now.bench.io.plant({});
+      put_pattern(now.from, FileCase::bytes, 3);
+      if (is_given_back) {
+        (void)now.pool.read(now.first, now.to, FileCase::bytes, now.bench.stream);
+        now.pool.give_back(now.first);
+      } else {
+        (void)now.pool.write(now.first, now.from, FileCase::bytes, now.bench.stream);
+        now.bench.device.stall(lane);
+        now.bench.device.run_all();  // begins the file calls, if that is possible
+      }
+
+      while (!now.pool.try_grow(1)) {
+      }
+      now.bench.device.resume(lane);
+      if (is_given_back) {
+        now.first = now.pool.try_take(FileCase::bytes).value();
+        (void)now.pool.write(now.first, now.from, FileCase::bytes, now.bench.stream);
+      }
+      now.bench.device.run_random(seed);
+
+      CHECK(now.read_gives(now.first, 3));
       CHECK(now.pool.stats().rescued_bytes == 0);
     }
   }

@@ -43,6 +43,7 @@ struct World {
   std::optional<Pool> pool;
   CodingId coding{};  // what slots are taken with
   std::size_t most_bytes = 24 << 10;
+  bool is_file_unsteady = false;  // it refuses writes now and then
 };
 
 /// One thread of work on blocks of its own, two streams, and a pool that it shares. Device memory
@@ -128,10 +129,55 @@ class Worker {
     }
   }
 
+  /// Blocks that stay in the pool for some rounds, and are overwritten there.
+  void run_held(int rounds) {
+    struct Held {
+      HostSlotId id{};
+      std::size_t bytes = 0;
+      unsigned seed = 0;
+    };
+    std::vector<Held> all;
+    Pool& pool = *world_->pool;
+    for (int round = 0; round < rounds; ++round) {
+      std::size_t const bytes = 1 + random_() % world_->most_bytes;
+      if (auto const id = all.size() < 4 ? take(bytes) : std::nullopt) {
+        all.push_back({*id, bytes});
+        write(all.back().id, bytes, all.back().seed = static_cast<unsigned>(random_()));
+      }
+      if (all.empty()) {
+        std::this_thread::yield();
+        continue;
+      }
+      std::swap(all[random_() % all.size()], all.back());
+      Held& one = all.back();
+      Transfer const read = pool.read(one.id, to_, one.bytes, in_);
+      bool const is_last = random_() % 2 == 0;
+      if (is_last) {
+        pool.give_back(one.id);
+      }
+      world_->order.synchronize(read.device_done);
+      wrong += has_pattern(to_, one.bytes, one.seed) ? 0 : 1;
+      done += 1;
+      if (is_last) {
+        all.pop_back();
+      } else if (random_() % 2 == 0) {
+        write(one.id, one.bytes, one.seed = static_cast<unsigned>(random_()));
+      }
+    }
+    for (Held const& one : all) {
+      pool.give_back(one.id);
+    }
+  }
+
   int done = 0;
   int wrong = 0;
 
  private:
+  void write(HostSlotId id, std::size_t bytes, unsigned seed) {
+    put_pattern(from_, bytes, seed);
+    world_->order.synchronize(world_->pool->write(id, from_, bytes, out_).device_done);
+  }
+
   std::optional<HostSlotId> take(std::size_t bytes) {
     auto id = world_->pool->try_take(bytes, world_->coding);
     while (!id && world_->pool->try_grow(bytes, world_->coding)) {
@@ -164,7 +210,7 @@ class Worker {
   std::byte* to_;
 };
 
-enum class Way : std::uint8_t { one_by_one, together };
+enum class Way : std::uint8_t { one_by_one, together, held };
 
 void run_workers(World& world, std::uint64_t seed, int rounds, Way way = Way::one_by_one) {
   CAPTURE(seed);
@@ -177,13 +223,18 @@ void run_workers(World& world, std::uint64_t seed, int rounds, Way way = Way::on
     for (std::uint64_t i = 0; i < workers; ++i) {
       threads.emplace_back([&, i] {
         Worker worker{world, seed + i};
-        way == Way::together ? worker.run_together(rounds) : worker.run(rounds);
+        way == Way::held       ? worker.run_held(rounds)
+        : way == Way::together ? worker.run_together(rounds)
+                               : worker.run(rounds);
         wrong[i] = worker.wrong;
         done[i] = worker.done;
         --running;
       });
     }
-    while (running > 0) {  // a thread that only reads statistics
+    for (unsigned turn = 0; running > 0; ++turn) {  // a thread that only reads statistics
+      if (world.is_file_unsteady) {
+        world.io.plant({.write_error = turn % 2 == 0 ? ENOSPC : 0, .failing_from = 8 << 10});
+      }
       (void)world.pool->stats();
       (void)world.pool->free_bytes();
       std::this_thread::yield();
@@ -281,5 +332,21 @@ TEST_SUITE("host_swap_pool_race") {
     run_workers(world, 300, 60);
     CHECK(world.pool->stats().failed_writes > 0);
     CHECK(world.pool->stats().rescued_bytes == 0);
+  }
+
+  TEST_CASE("HostSwapPool: threads whose file fails and recovers keep their own bytes") {
+    for (bool const can_begin : {false, true}) {
+      for (bool const is_coded : {false, true}) {
+        CAPTURE(can_begin);
+        CAPTURE(is_coded);
+        World world{small_tiers(0, 0, 128 << 10), FaultyFileIo{can_begin}};
+        world.is_file_unsteady = true;
+        if (is_coded) {
+          world.coding = world.pool->coding<ZeroBitmap>(0);
+        }
+        run_workers(world, 1000, 100, is_coded ? Way::one_by_one : Way::held);
+        CHECK(world.pool->stats().rescued_bytes == 0);
+      }
+    }
   }
 }

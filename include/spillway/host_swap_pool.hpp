@@ -70,9 +70,12 @@ namespace spillway {
 ///          more without a codec are transferred between file and device without staging, unless
 ///          checksums are on.
 /// Failure  if the file refuses a write, nothing is lost: the bytes stay in memory, and the file
-///          tier takes no new slots. The bytes of a direct write that fails, and bytes that the
-///          file does not give back, are lost. `check` and the next transfer of that slot then
-///          throw; other slots are not affected.
+///          tier takes no new slots. When all tiers are full, `try_grow` writes them to the file
+///          again, and the tier takes slots again if that succeeds. If it fails, more and more
+///          calls, up to 63, pass before it is tried once more. The bytes of a direct write that
+///          fails, and bytes that the file does not give back, are lost. `check` and the next
+///          transfer of that slot then throw; other slots are not affected. After a write has
+///          failed there are no direct transfers any more.
 template <DeviceApi Device, FileIoApi FileIo = SystemFileIo>
 class HostSwapPool {
  public:
@@ -146,7 +149,8 @@ class HostSwapPool {
   }
 
   /// Makes room for a slot of `bytes` in some tier: pins a slab, maps memory, or extends the file
-  /// by space that is allocated on the disk. Waits on the host while another thread grows a tier.
+  /// by space that is allocated on the disk. If no tier can grow, may repeat file writes that have
+  /// failed. Waits on the host while another thread grows a tier.
   ///
   /// @returns true if there is room now, which another thread may take first; false if no tier can
   /// @throws  DeviceError, std::bad_alloc, with nothing changed
@@ -370,10 +374,12 @@ class HostSwapPool {
   [[nodiscard]] std::string advice_when_full() const {
     HostTier first{};
     bool has_tier = false;
+    bool has_failed = false;
     int write_error = 0;
     {
       std::scoped_lock const lock{mutex_};
       first = ledger_.first_tier();
+      has_failed = ledger_.has_failed(HostTier::file);
       write_error = slot_io_.write_error();
       for (auto i = static_cast<std::size_t>(first); i < host_tier_count; ++i) {
         has_tier = has_tier || ledger_.stats(static_cast<HostTier>(i)).capacity_bytes != 0;
@@ -390,10 +396,11 @@ class HostSwapPool {
     }
     std::string advice = "The host pool is full: raise its tiers' capacities or free blocks.";
     File const* const file = memory_.file();
-    if (file != nullptr && write_error != 0) {
+    if (file != nullptr && has_failed) {
       advice += detail::Text{" A write to the swap file at "} + file->path() +
                 " failed: " + File::reason(write_error) +
-                ". Since then it takes no more blocks, as long as the allocator lives.";
+                ". It takes no more blocks until a write succeeds. While the pool is full, one is "
+                "tried again from time to time.";
     } else if (file != nullptr && file->refusal() != 0) {
       advice += detail::Text{" The system gave no room for the swap file at "} + file->path() +
                 ": " + File::reason(file->refusal()) + ".";
@@ -468,6 +475,8 @@ class HostSwapPool {
     return coded == 0 ? bytes : std::min(bytes, coded);
   }
   void reserve_pinned(std::size_t bytes);
+  [[nodiscard]] bool
+  try_grow_a_tier(std::size_t bytes, CodingId coding, std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool
   try_add_slab(HostTier tier, std::size_t bytes, std::unique_lock<std::mutex>& lock);
 
@@ -598,6 +607,24 @@ bool HostSwapPool<Device, FileIo>::try_grow(std::size_t bytes, CodingId coding) 
     return true;
   }
   Growing const growing{*this};  // ends under the lock, which is declared before it
+  if (try_grow_a_tier(bytes, coding, lock)) {
+    return true;
+  }
+  if (slot_io_.is_attempt_due()) {
+    lock.unlock();
+    bool const is_open = slot_io_.try_again();
+    lock.lock();
+    if (is_open && !has_room(bytes, coding) && try_grow_a_tier(bytes, coding, lock)) {
+      return true;
+    }
+  }
+  return has_room(bytes, coding);  // another thread may have given some back meanwhile
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+bool HostSwapPool<Device, FileIo>::try_grow_a_tier(std::size_t bytes,
+                                                   CodingId coding,
+                                                   std::unique_lock<std::mutex>& lock) {
   for (auto i = static_cast<std::size_t>(ledger_.first_tier()); i < host_tier_count; ++i) {
     auto const tier = static_cast<HostTier>(i);
     std::size_t needed = needed_bytes(tier, bytes, coding);
@@ -617,7 +644,7 @@ bool HostSwapPool<Device, FileIo>::try_grow(std::size_t bytes, CodingId coding) 
       refused = slab;
     }
   }
-  return has_room(bytes, coding);  // another thread may have given some back meanwhile
+  return false;
 }
 
 template <DeviceApi Device, FileIoApi FileIo>

@@ -175,6 +175,69 @@ TEST_SUITE("slot_io") {
     }
   }
 
+  TEST_CASE("SlotIo: rescued pieces are written again until one is refused") {
+    Bench now;
+    now.faults.plant({.write_error = ENOSPC});
+    now.write({0, 1, 2});
+    now.write({3});
+    CHECK(now.io.has_refused_write());
+    CHECK(now.io.write_error() == ENOSPC);
+    now.faults.plant(
+        {.write_error = EIO, .failing_from = piece_bytes, .failing_to = 3 * piece_bytes});
+
+    CHECK(now.io.is_attempt_due());
+    CHECK_FALSE(now.io.try_again());
+    CHECK(now.io.write_error() == EIO);
+    CHECK(now.io.failed_writes() == 4);
+    CHECK(now.ledger.has_failed(HostTier::file));
+    std::size_t rescued = 0;
+    for (std::size_t i = 0; i < now.slots.size(); ++i) {
+      rescued += now.slot(i).rescued.size();
+      CHECK(now.slot(i).write_jobs == 0);
+    }
+    CHECK(rescued >= 2);
+    now.wipe();
+    now.read({0, 1, 2, 3});
+    CHECK(now.is_back({0, 1, 2, 3}));
+
+    now.faults.plant({});
+    CHECK_FALSE(now.io.is_attempt_due());
+    CHECK(now.io.is_attempt_due());
+    std::size_t const writes = now.faults.calls().writes;
+    CHECK(now.io.try_again());
+    CHECK(now.faults.calls().writes == writes + rescued);
+    CHECK_FALSE(now.ledger.has_failed(HostTier::file));
+    CHECK_FALSE(now.io.is_attempt_due());
+    now.wipe();
+    now.read({0, 1, 2, 3});
+    CHECK(now.is_back({0, 1, 2, 3}));
+    CHECK(now.slot(1).rescued.empty());
+  }
+
+  TEST_CASE("SlotIo: a slot that is about to be written, or was given back, is not written again") {
+    Bench now;
+    now.faults.plant({.write_error = ENOSPC});
+    now.write({0, 1});
+    now.faults.plant({});
+    Io::Job* const read = now.jobs({1}, SlotAccess::read);
+    CHECK(now.ledger.give_back(now.slots[1], {}));
+    Io::Job* const write = now.jobs({0}, SlotAccess::write);
+    std::size_t const writes = now.faults.calls().writes;
+
+    CHECK(now.io.try_again());  // by a unit elsewhere
+
+    CHECK(now.faults.calls().writes == writes + 1);
+    CHECK(now.slot(0).rescued.size() == 1);
+    std::memset(now.chunk.data(), 0x55, piece_bytes);
+    Io::run(write);
+    CHECK(now.slot(0).rescued.empty());
+    now.wipe();
+    Io::run(read);
+    CHECK(now.is_back({1}));
+    now.read({0});
+    CHECK(now.chunk[0] == std::byte{0x55});
+  }
+
   TEST_CASE("SlotIo: a piece that cannot be read is lost, others are not") {
     Bench now;
     now.write({0, 1, 2});

@@ -556,7 +556,7 @@ class Program {
   }
 
   /// Makes some of the next file calls fail, if this program has a file that does. @param of_writes
-  /// whether a write may fail, too, after which the file gets no more blocks
+  /// whether a write may fail, too, after which the file gets no more blocks until one succeeds
   void plant_file_faults(bool of_writes) {
     if (!has_file_faults_ || draw(4) != 0) {
       return;

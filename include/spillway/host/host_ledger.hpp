@@ -70,7 +70,7 @@ struct FileFailure {
 struct RescuedPiece {
   std::uint64_t file_offset = 0;
   std::size_t bytes = 0;
-  std::unique_ptr<std::byte[]> data;
+  std::shared_ptr<std::byte[]> data;  // as much as a file call transfers, and aligned for it
 };
 
 /// The ledger's record of one slot.
@@ -390,8 +390,10 @@ class BasicHostLedger {
     return std::exchange(orphan_failure_, std::nullopt);
   }
 
-  /// Notes that `tier` has failed: it takes no new slots from now on.
+  /// Notes that `tier` has failed: it takes no new slots until `recover`.
   void fail(HostTier tier) noexcept { at(tier).is_failed = true; }
+  void recover(HostTier tier) noexcept { at(tier).is_failed = false; }
+  [[nodiscard]] bool has_failed(HostTier tier) const noexcept { return at(tier).is_failed; }
   [[nodiscard]] std::size_t granule(HostTier tier) const noexcept { return at(tier).map.granule(); }
 
   /// Notes that the system gave no memory for a slab.
@@ -433,7 +435,11 @@ class BasicHostLedger {
     }
   }
 
-  /// Calls `visit(HostSlot const&)` for every slot, also one with jobs left after `give_back`.
+  /// Call `visit(slot)` for every slot, also for one with jobs left after `give_back`.
+  template <class Visit>
+  void for_each_slot(Visit visit) {
+    slots_.for_each([&](BlockId, HostSlot& slot) { visit(slot); });
+  }
   template <class Visit>
   void for_each_slot(Visit visit) const {
     slots_.for_each([&](BlockId, HostSlot const& slot) { visit(slot); });

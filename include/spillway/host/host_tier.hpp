@@ -101,7 +101,8 @@ struct HostTierStats {
   std::size_t largest_free_bytes = 0;  ///< in one piece; a slot may be made of several
   std::size_t slots = 0;
   std::size_t numa_bound_bytes = 0;  ///< pageable memory that the system agreed to place
-  bool is_failed = false;            ///< a write failed: slots stay, new ones go to other tiers
+  /// A write failed: slots stay, new ones go to other tiers until a write has succeeded.
+  bool is_failed = false;
 };
 
 /// All tiers as they are now, and what went wrong so far.

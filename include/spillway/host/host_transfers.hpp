@@ -61,8 +61,9 @@ namespace spillway::detail {
 /// the block, and a host function encodes or decodes it (`CodedParts`).
 ///
 /// If the file's queue can access the device (`DeviceFileQueueApi`), blocks of `least_direct_bytes`
-/// or more are transferred directly on the lane's stream, without chunks and copies. A slot that
-/// was staged once is always staged: its bytes may have been rescued and are then not in the file.
+/// or more are transferred directly on the lane's stream, without chunks and copies, as long as no
+/// write has failed. A slot that was staged once is always staged: its bytes may have been rescued
+/// and are then not in the file.
 ///
 /// Everything that may have been enqueued is added to a fence at once: to that of the chunk, to
 /// `done` of the request, and from there to that of the slot. So a call that fails half-way has
@@ -356,8 +357,8 @@ class HostTransfers {
 
   /// Whether the bytes of a slot are transferred directly between the device and the file.
   [[nodiscard]] bool is_direct(HostSlot const& slot) const noexcept {
-    return reaches_device_ && slot.tier == HostTier::file && !slot.has_codec() &&
-           slot.bytes >= least_direct_bytes;
+    return reaches_device_ && !io_->has_refused_write() && slot.tier == HostTier::file &&
+           !slot.has_codec() && slot.bytes >= least_direct_bytes;
   }
 
   /// Host function for a slot with a codec in the file. `argument` is a job of `SlotCodecs`.

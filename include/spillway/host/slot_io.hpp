@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -45,9 +46,16 @@ namespace spillway::detail {
 /// there is no memory, and one that cannot be read back, is lost: the ledger notes it, and the next
 /// use of the slot throws.
 ///
+/// The file may take writes again, for example when the disk is no longer full. `try_again` tries
+/// that: it writes the rescued pieces, of all slots that nobody is writing. If all succeed the tier
+/// takes new slots again. So no more bytes are ever rescued than those of writes that were on their
+/// way when one failed. After each attempt in vain the next one comes after twice as many requests
+/// for room, up to `most_requests`, so that a file that never recovers costs next to nothing.
+///
 /// If the file's queue can access the device (`DeviceFileQueueApi`), `try_enqueue_direct` enqueues
 /// a list of jobs as direct transfers, without a chunk. The bytes of a direct write that fails are
-/// lost, since host functions cannot copy them from the device.
+/// lost, since host functions cannot copy them from the device. So after a write has failed nothing
+/// is transferred directly any more (`has_refused_write`).
 ///
 /// `Cursor` is for a host function that reads or writes a slot in the file by itself.
 ///
@@ -199,12 +207,33 @@ class SlotIo {
     return queues_[0] ? queues_[0]->name() : std::string_view{};
   }
   [[nodiscard]] std::size_t failed_writes() const noexcept { return failed_writes_; }
-  /// The error number of the last write that failed; 0 if none did.
+  /// The error number of the last write that failed.
   [[nodiscard]] int write_error() const noexcept { return write_error_; }
+  /// Whether a write has ever failed. Needs no lock.
+  [[nodiscard]] bool has_refused_write() const noexcept { return has_refused_write_; }
+
+  /// Counts a request for room that no tier has. @returns whether the file tier has failed and is
+  /// to be tried again for this request
+  [[nodiscard]] bool is_attempt_due() noexcept {
+    if (!ledger_->has_failed(HostTier::file)) {
+      return false;
+    }
+    bool const is_due = requests_left_ == 0;
+    requests_left_ -= is_due ? 0 : 1;
+    return is_due;
+  }
+  /// Writes again what the file refused or, if nothing of that is left, one unit elsewhere, up to
+  /// the first failure. Lets the tier take new slots if all succeed and no other write has failed
+  /// meanwhile. Makes file calls. Called without the lock, by one thread at a time.
+  ///
+  /// @returns whether the tier takes new slots now
+  [[nodiscard]] bool try_again() noexcept;
   [[nodiscard]] std::size_t failed_reads() const noexcept { return failed_reads_; }
 
  private:
   using Queue = typename SwapFile<FileIo>::Queue;
+
+  static constexpr std::size_t most_requests = 63;
 
   [[nodiscard]] std::optional<Queue>& queue(SlotAccess access) noexcept {
     return queues_[static_cast<std::size_t>(access)];
@@ -333,9 +362,9 @@ class SlotIo {
 
   /// Reads a piece from its rescued bytes. @returns false if it was not rescued
   [[nodiscard]] bool read_rescued(Job const& job) const noexcept {
-    std::byte const* const rescued = find_rescued(job);
+    auto const rescued = find_rescued(job);
     if (rescued != nullptr) {
-      std::memcpy(job.chunk, rescued, job.piece.bytes);
+      std::memcpy(job.chunk, rescued.get(), job.piece.bytes);
     }
     return rescued != nullptr;
   }
@@ -400,33 +429,46 @@ class SlotIo {
                : job.piece.bytes;
   }
 
-  /// Returns the rescued bytes of a piece, or null. They are valid while this job runs, since work
-  /// that overwrites or frees the slot waits for its reads. A slot is always cut into the same
-  /// pieces, of which the last may be shorter, so the offset identifies the piece.
-  [[nodiscard]] std::byte const* find_rescued(Job const& job) const noexcept {
+  /// Returns the rescued bytes of a piece, or null. A slot is always cut into the same pieces, of
+  /// which the last may be shorter, so the offset identifies the piece.
+  [[nodiscard]] std::shared_ptr<std::byte[]> find_rescued(Job const& job) const noexcept {
     std::scoped_lock const lock{*mutex_};
     for (RescuedPiece const& rescued : job.slot->rescued) {
       if (rescued.file_offset == job.piece.file_offset) {
-        return rescued.data.get();
+        return rescued.data;
       }
     }
     return nullptr;
   }
 
+  /// Copies what a job's file call transfers. @returns null if there is no memory, and for a direct
+  /// transfer
+  [[nodiscard]] std::shared_ptr<std::byte[]> copy_of(Job const& job) const noexcept {
+    static constexpr std::align_val_t alignment{SwapFile<FileIo>::unit_bytes};
+    if (job.is_direct) {
+      return nullptr;
+    }
+    try {
+      std::size_t const bytes = file_bytes(job);
+      std::shared_ptr<std::byte[]> copy{
+          static_cast<std::byte*>(::operator new[](bytes, alignment)),
+          [](std::byte* memory) { ::operator delete[](memory, alignment); }};
+      std::memcpy(copy.get(), job.chunk, bytes);
+      return copy;
+    } catch (std::bad_alloc const&) {
+      return nullptr;
+    }
+  }
+
   /// Keeps a piece that the file refused, and stops the file tier from taking new slots.
   void rescue(Job const& job, int error) noexcept {
-    RescuedPiece rescued{job.piece.file_offset, job.piece.bytes, nullptr};
-    if (!job.is_direct) {
-      rescued.data.reset(new (std::nothrow) std::byte[job.piece.bytes]);
-    }
-    if (rescued.data != nullptr) {
-      std::memcpy(rescued.data.get(), job.chunk, job.piece.bytes);
-    }
+    RescuedPiece rescued{job.piece.file_offset, job.piece.bytes, copy_of(job)};
     forget_rescued(job);
     std::scoped_lock const lock{*mutex_};
     ledger_->fail(HostTier::file);
     ++failed_writes_;
     write_error_ = error;
+    has_refused_write_ = true;
     if (!is_needed(job)) {
       return;
     }
@@ -446,7 +488,7 @@ class SlotIo {
   }
 
   void forget_rescued(Job const& job) noexcept {
-    std::unique_ptr<std::byte[]> outdated;  // freed after the lock
+    std::shared_ptr<std::byte[]> outdated;  // freed after the lock
     std::scoped_lock const lock{*mutex_};
     for (RescuedPiece& rescued : job.slot->rescued) {
       if (rescued.file_offset == job.piece.file_offset) {
@@ -455,6 +497,33 @@ class SlotIo {
         job.slot->rescued.pop_back();
         return;
       }
+    }
+  }
+
+  /// Writes the rescued pieces of a slot, until one is refused again. @returns 0 or that error
+  /// number
+  [[nodiscard]] int write_rescued(Job& job) noexcept {
+    for (;;) {
+      // While these are held no other write begins, also not one of a slot that takes this place.
+      std::scoped_lock const turn{begin_mutex_[static_cast<std::size_t>(SlotAccess::write)],
+                                  finish_mutex_[static_cast<std::size_t>(SlotAccess::write)]};
+      std::shared_ptr<std::byte[]> data;
+      {
+        std::scoped_lock const lock{*mutex_};
+        HostSlot const& slot = *job.slot;
+        if (slot.rescued.empty() || slot.is_emptied || slot.write_jobs != 1) {
+          return 0;  // none is left, or another job is going to write the slot
+        }
+        data = slot.rescued.back().data;
+        job.piece.file_offset = slot.rescued.back().file_offset;
+        job.piece.bytes = slot.rescued.back().bytes;
+      }
+      int const error =
+          queue(SlotAccess::write)->write(data.get(), file_bytes(job), job.piece.file_offset);
+      if (error != 0) {
+        return error;
+      }
+      forget_rescued(job);
     }
   }
 
@@ -489,12 +558,15 @@ class SlotIo {
   HostLedger* ledger_;
   SwapFile<FileIo>* file_;
   std::array<std::optional<Queue>, 2> queues_;  // by `SlotAccess`, where there is a file
-  std::array<std::mutex, 2> begin_mutex_;       // held while the calls of a chunk are begun
+  std::array<std::mutex, 2> begin_mutex_;       // held while calls are begun
   std::array<std::mutex, 2> finish_mutex_;      // and while one of them is waited for
   std::deque<Job> jobs_;
   Job* idle_ = nullptr;
   std::size_t failed_writes_ = 0;
   int write_error_ = 0;
+  std::atomic<bool> has_refused_write_{false};
+  std::size_t requests_ = 0;  // that the next attempt lets pass, and how many of them are left
+  std::size_t requests_left_ = 0;
   std::size_t failed_reads_ = 0;
 };
 
@@ -633,6 +705,7 @@ class SlotIo<FileIo>::Cursor {
   void begin(Job& part) noexcept {
     part.transfer = transfer_of(part, io_->file_bytes(part));
     part.is_begun = true;
+    std::scoped_lock const lock{io_->begin_mutex_[static_cast<std::size_t>(part.access)]};
     io_->queue(part.access)->begin(part.transfer);
   }
   void begin_write() noexcept {
@@ -673,6 +746,46 @@ class SlotIo<FileIo>::Cursor {
   std::size_t piece_at_ = 0;  // and the offset in that piece
   bool has_all_ = true;
 };
+
+template <FileIoApi FileIo>
+bool SlotIo<FileIo>::try_again() noexcept {
+  Job* first = nullptr;
+  std::size_t failed_before = 0;
+  {
+    std::scoped_lock const lock{*mutex_};
+    failed_before = failed_writes_;
+    try {
+      ledger_->for_each_slot([&](HostSlot& slot) {
+        if (!slot.rescued.empty() && !slot.is_emptied && !slot.is_enqueueing_write &&
+            slot.write_jobs == 0) {
+          Job& job = take(slot, SlotAccess::write);
+          job.next = std::exchange(first, &job);
+        }
+      });
+    } catch (std::bad_alloc const&) {  // NOLINT(bugprone-empty-catch): some slots will do
+    }
+  }
+  int error = 0;
+  if (first == nullptr) {
+    std::scoped_lock const turn{finish_mutex_[static_cast<std::size_t>(SlotAccess::write)]};
+    error = file_->try_out(*queue(SlotAccess::write));
+  }
+  for (Job* job = first; job != nullptr && error == 0; job = job->next) {
+    error = write_rescued(*job);
+  }
+  std::scoped_lock const lock{*mutex_};
+  while (first != nullptr) {
+    give_back(*std::exchange(first, first->next));
+  }
+  if (error == 0 && failed_writes_ == failed_before) {
+    ledger_->recover(HostTier::file);
+    requests_ = requests_left_ = 0;
+    return true;
+  }
+  write_error_ = error != 0 ? error : write_error_;
+  requests_ = requests_left_ = std::min(2 * requests_ + 1, most_requests);
+  return false;
+}
 
 template <FileIoApi FileIo>
 void SlotIo<FileIo>::throw_lost(FileFailure const& failure) const {

@@ -6,12 +6,14 @@
 #include <spillway/host/file_checksums.hpp>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -236,6 +238,24 @@ class SwapFile {
     if (made != holes_.begin() && (made - 1)->offset + (made - 1)->bytes == offset) {
       (made - 1)->bytes += made->bytes;
       holes_.erase(made);
+    }
+  }
+
+  /// Writes one unit to room of its own, to find out whether the file takes writes.
+  ///
+  /// @returns 0 or an error number
+  [[nodiscard]] int try_out(Queue& queue) noexcept {
+    alignas(unit_bytes) static constexpr std::array<std::byte, unit_bytes> zeros{};
+    try {
+      std::optional<std::uint64_t> const offset = try_reserve(zeros.size());
+      if (!offset) {
+        return refusal_;
+      }
+      int const error = queue.write(zeros.data(), zeros.size(), *offset);
+      release(*offset, zeros.size());
+      return error;
+    } catch (std::bad_alloc const&) {
+      return ENOMEM;
     }
   }
 
