@@ -180,7 +180,6 @@ TEST_SUITE("slot_io") {
     now.faults.plant({.write_error = ENOSPC});
     now.write({0, 1, 2});
     now.write({3});
-    CHECK(now.io.has_refused_write());
     CHECK(now.io.write_error() == ENOSPC);
     now.faults.plant(
         {.write_error = EIO, .failing_from = piece_bytes, .failing_to = 3 * piece_bytes});

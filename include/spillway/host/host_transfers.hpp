@@ -20,7 +20,6 @@
 #include <spillway/stream/stream_order.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -357,8 +356,8 @@ class HostTransfers {
 
   /// Whether the bytes of a slot are transferred directly between the device and the file.
   [[nodiscard]] bool is_direct(HostSlot const& slot) const noexcept {
-    return reaches_device_ && !io_->has_refused_write() && slot.tier == HostTier::file &&
-           !slot.has_codec() && slot.bytes >= least_direct_bytes;
+    return io_->is_direct_possible() && slot.tier == HostTier::file && !slot.has_codec() &&
+           slot.bytes >= least_direct_bytes;
   }
 
   /// Host function for a slot with a codec in the file. `argument` is a job of `SlotCodecs`.
@@ -379,7 +378,6 @@ class HostTransfers {
   DeviceScratch<Device> write_scratch_;
   DeviceScratch<Device> read_scratch_;
   std::size_t chunk_bytes_;
-  std::atomic<bool> reaches_device_{false};  // whether the file's queues can access the device
   std::optional<Lane> write_lane_;
   std::optional<Lane> read_lane_;
   std::vector<Lists> idle_lists_;  // guarded by the mutex
@@ -423,8 +421,7 @@ HostTransfers<Device, FileIo>::HostTransfers(Device& device,
       lane(access)->open_begin_stream();
     }
   }
-  reaches_device_ = io.template reaches<Device>(SlotAccess::write) &&
-                    io.template reaches<Device>(SlotAccess::read);
+  io.template open_direct<Device>();
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
@@ -538,7 +535,6 @@ void HostTransfers<Device, FileIo>::enqueue_direct([[maybe_unused]] Batch& batch
       Job* const next = first->next_chunk;  // the host function may run at once and reuse the job
       done.host_done = order_->mark(lane.index());  // an attempt that fails may have written some
       if (!io_->try_enqueue_direct(*device_, *first, lane.stream())) {
-        reaches_device_ = false;
         enqueue_staged(batch, done, stream, at);  // the direct attempt has left nothing in flight
         return;
       }

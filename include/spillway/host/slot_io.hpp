@@ -55,7 +55,7 @@ namespace spillway::detail {
 /// If the file's queue can access the device (`DeviceFileQueueApi`), `try_enqueue_direct` enqueues
 /// a list of jobs as direct transfers, without a chunk. The bytes of a direct write that fails are
 /// lost, since host functions cannot copy them from the device. So after a write has failed nothing
-/// is transferred directly any more (`has_refused_write`).
+/// is transferred directly any more (`is_direct_possible`).
 ///
 /// `Cursor` is for a host function that reads or writes a slot in the file by itself.
 ///
@@ -141,12 +141,16 @@ class SlotIo {
     first.owner->finish(first);
   }
 
-  /// Whether the file's queue can transfer directly from and to the device.
+  /// Finds out whether the file's queues can transfer directly from and to the device.
   template <class Device>
-  [[nodiscard]] bool reaches(SlotAccess access) const noexcept {
-    auto const& queue = queues_[static_cast<std::size_t>(access)];
-    return queue && queue->template reaches<Device>();
+  void open_direct() noexcept {
+    is_direct_possible_ = std::all_of(queues_.begin(), queues_.end(), [](auto const& queue) {
+      return queue && queue->template reaches<Device>();
+    });
   }
+  /// Whether `try_enqueue_direct` may be used: not any more after it has returned false, or after a
+  /// write has failed. Needs no lock.
+  [[nodiscard]] bool is_direct_possible() const noexcept { return is_direct_possible_; }
 
   /// Enqueues direct transfers for a list of jobs, between their slots and their device memory, and
   /// a host function that notes the results.
@@ -174,6 +178,7 @@ class SlotIo {
       device.synchronize(stream);  // what was enqueued uses the jobs
       throw;
     }
+    is_direct_possible_ = false;
     device.synchronize(stream);
     for (Job* job = &first; job != nullptr; job = job->next) {
       job->is_direct = false;
@@ -209,8 +214,6 @@ class SlotIo {
   [[nodiscard]] std::size_t failed_writes() const noexcept { return failed_writes_; }
   /// The error number of the last write that failed.
   [[nodiscard]] int write_error() const noexcept { return write_error_; }
-  /// Whether a write has ever failed. Needs no lock.
-  [[nodiscard]] bool has_refused_write() const noexcept { return has_refused_write_; }
 
   /// Counts a request for room that no tier has. @returns whether the file tier has failed and is
   /// to be tried again for this request
@@ -468,7 +471,7 @@ class SlotIo {
     ledger_->fail(HostTier::file);
     ++failed_writes_;
     write_error_ = error;
-    has_refused_write_ = true;
+    is_direct_possible_ = false;
     if (!is_needed(job)) {
       return;
     }
@@ -558,13 +561,13 @@ class SlotIo {
   HostLedger* ledger_;
   SwapFile<FileIo>* file_;
   std::array<std::optional<Queue>, 2> queues_;  // by `SlotAccess`, where there is a file
-  std::array<std::mutex, 2> begin_mutex_;       // held while calls are begun
-  std::array<std::mutex, 2> finish_mutex_;      // and while one of them is waited for
+  std::atomic<bool> is_direct_possible_{false};
+  std::array<std::mutex, 2> begin_mutex_;   // held while calls are begun
+  std::array<std::mutex, 2> finish_mutex_;  // and while one of them is waited for
   std::deque<Job> jobs_;
   Job* idle_ = nullptr;
   std::size_t failed_writes_ = 0;
   int write_error_ = 0;
-  std::atomic<bool> has_refused_write_{false};
   std::size_t requests_ = 0;  // that the next attempt lets pass, and how many of them are left
   std::size_t requests_left_ = 0;
   std::size_t failed_reads_ = 0;
