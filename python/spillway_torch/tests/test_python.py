@@ -349,6 +349,29 @@ def test_dispatch_modes(lms):
     assert z.tolist() == [2. * i for i in range(100)] and "aten.mul.Tensor" in log.seen
 
 
+def test_subclasses_that_tell_their_sizes_in_python(script):
+    out = script("""
+import torch, spillway_torch
+spillway_torch.install(device="cpu", limit=64 << 20, least_bytes=1)
+spillway_torch.set_enabled_lms(True)
+other = torch.ones(1000)
+class Sized(torch.Tensor):
+    @staticmethod
+    def __new__(cls, data):
+        return torch.Tensor._make_subclass(cls, data, False, dispatch_sizes_strides_policy="sizes")
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        other.add_(1)
+        if function in (torch.ops.aten.sym_size.default, torch.ops.aten.size.default):
+            return (10, 100)
+        return torch.zeros(3) if function is torch.ops.aten.add.Tensor else NotImplemented
+data = torch.empty(1000)  # is registered together with the tensor whose size Python tells
+print(int((Sized(data) + 1).sum()), spillway_torch._C.view(data)["enrolled"],
+      *[row["tensor"] for row in spillway_torch._C.holders() if row["bytes"] == data.nbytes])
+""", timeout=60)
+    assert out.split() == ["0", "True", "Float[1000]", "Float[1000]"]
+
+
 def test_fake_tensors(lms):
     from torch._subclasses.fake_tensor import FakeTensorMode
     net = torch.nn.Linear(30, 30)

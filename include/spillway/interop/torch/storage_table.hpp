@@ -30,11 +30,14 @@ struct TensorDescription {
 
   /// Sets the members one by one. Copying an object right after it was written in parts would stall
   /// the processor, and this runs for each result of an operation.
+  ///
+  /// The sizes are those that the tensor itself stores. If its class has sizes of its own, `sizes()`
+  /// may call code of the program, and the caller of this function holds the lock.
   void describe(c10::TensorImpl const& tensor) {
     type = c10::typeMetaToScalarType(tensor.dtype());
     rank = 0;
     if (!tensor.has_symbolic_sizes_strides() && !tensor.is_nested()) {
-      auto const sizes = tensor.sizes();
+      auto const sizes = tensor.sizes_default();
       rank = static_cast<std::uint8_t>(std::min<std::size_t>(sizes.size(), 255));
       std::copy_n(
           sizes.begin(), std::min<std::size_t>(sizes.size(), extents.size()), extents.begin());
