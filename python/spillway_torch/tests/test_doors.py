@@ -1016,6 +1016,22 @@ print(int(y[0]), int(square[0]))
 """).split() == "3 True False 5 4".split()
 
 
+def test_operators_may_let_their_operands_go(script):
+    # The C library overwrites memory that is freed, so that it is noticed if such memory is read.
+    assert script("""
+import torch, spillway_torch
+spillway_torch.install(device="cpu", limit=64 << 20)
+spillway_torch.set_enabled_lms(True)
+library = torch.library.Library("spillway_tests", "DEF")
+library.define("three(Tensor x) -> Tensor")
+library.impl("three", lambda x: torch.full((5,), 3), "CPU")
+x = torch.ones(10000)
+call = torch.jit.trace(lambda x: torch.ops.spillway_tests.three(torch.mul(x, 2)), (x,), check_trace=False)
+with spillway_torch.hold(x):
+    print(*[int(call(x).sum()) for _ in range(5)])
+""", GLIBC_TUNABLES="glibc.malloc.tcache_count=0", MALLOC_PERTURB_="85").split() == ["15"] * 5
+
+
 def test_operators_take_and_return_dictionaries_and_tuples(script, extension_folder):
     assert script(f"""
 import torch, spillway_torch

@@ -647,6 +647,7 @@ class FrameHook {
         next,
         stack,
         [&](Operands const& operands) {
+          auto const objects_stay = weak_references(operands);
           op.redispatchBoxed(next, stack);
           auto const results = last(*stack, op.schema().returns().size());
           keep_shared(operands, results);
@@ -655,8 +656,20 @@ class FrameHook {
         false);
   }
 
+  /// Keeps the objects of storages in memory that are still asked when a kernel has run. The kernel
+  /// may have let its arguments go, and then nothing else keeps a storage that is not enrolled.
+  [[nodiscard]] static std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>
+  weak_references(Operands const& operands) {
+    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
+    storages.reserve(operands.size());
+    for (Operand const& operand : operands) {
+      storages.push_back(StorageTraits<Site>::weak_reference(*operand.storage));
+    }
+    return storages;
+  }
+
   /// Keeps operands resident for good if a result shares their memory through a storage of its own
-  /// (`at::from_blob`).
+  /// (`at::from_blob`). An operand that is gone shares nothing: the pointer of its storage is null.
   static void keep_shared(Operands const& operands, std::span<c10::IValue const> results) {
     auto const address_of = [](c10::StorageImpl& storage) {
       return reinterpret_cast<std::uintptr_t>(storage._mutable_data_ptr_no_checks().get());
@@ -667,7 +680,7 @@ class FrameHook {
       std::uintptr_t const address = is_foreign ? address_of(*own) : 0;
       for (Operand const& operand : operands) {
         if (address != 0 && address - address_of(*operand.storage) < operand.storage->nbytes()) {
-          bring_in(*operand.storage, operand.tensor, /*keeps=*/true);
+          bring_in(*operand.storage, /*tensor=*/nullptr, /*keeps=*/true);
         }
       }
     };
@@ -857,6 +870,7 @@ class FrameHook {
     frame.enter_named(operands);
     bool const is_wait = op.schema().name() == "_c10d_functional::wait_tensor";
     auto use = is_wait ? nullptr : std::make_shared<ExtendedLease<Site>>(operands);
+    auto const objects_stay = weak_references(operands);
     {
       WithoutPythonObjects const begins_clean;
       // In these cases a thread of the communication uses the addresses of tensors that its
