@@ -294,6 +294,36 @@ def test_threads_that_draw_from_one_generator_draw_other_numbers(recompute):
     assert "aten::random_" in out["recomputed"] and "aten::randn" in out["recomputed"]
 
 
+WRITTEN_MEANWHILE = """
+import threading
+x, rest = torch.zeros(1 << 14), torch.ones(16 << 20)
+press()
+out["same"] = []
+for _ in range(5):
+    begins = threading.Event()
+    def write():
+        begins.wait()
+        time.sleep(0.005)
+        x.add_(1)
+    thread = threading.Thread(target=write)
+    thread.start()
+    x.max(), rest.max()
+    begins.set()
+    y = torch.cat([x, rest])  # reads `x` first, and is still under way when the other thread writes `x`
+    thread.join()
+    seen = bytes_of(y[:5])
+    leave()
+    out["same"].append(bytes_of(y[:5]) == seen)
+    leave()
+    x.zero_()
+"""
+
+
+def test_an_operand_that_a_thread_writes_meanwhile_leaves_results_as_they_are(recompute):
+    [out] = recompute(WRITTEN_MEANWHILE, link=200_000_000)
+    assert all(out["same"]), out
+
+
 FORKS = """
 import os, threading
 x = torch.randn(64, 128)

@@ -395,7 +395,7 @@ class OperationRecipe {
                    std::span<at::Tensor const> results,
                    std::chrono::nanoseconds cost) {
     recipe->name_type(results);
-    std::vector<c10::StorageImpl*> const operands = std::move(recipe->operands_);
+    std::vector<RecipeOperand> const operands = std::move(recipe->operands_);
     if (recipe->changed_ && recipe->reads_changed_) {
       return;  // the operation overwrites an operand, so it cannot be run again
     }
@@ -515,7 +515,7 @@ class OperationRecipe {
         combine(argument);
       }
     }
-    return is_on_device_;
+    return is_on_device_ && Site::leases().note_unwritten(operands_);
   }
   [[nodiscard]] bool try_keep_bits(at::Tensor const& changed) {
     std::uint64_t const start = detail::now_ns();
@@ -555,10 +555,13 @@ class OperationRecipe {
     if (!is_here || !Leases::is_ours(*storage)) {
       return false;
     }
-    auto const found = std::find(operands_.begin(), operands_.end(), storage);
+    auto const found =
+        std::find_if(operands_.begin(), operands_.end(), [storage](RecipeOperand const& one) {
+          return one.storage == storage;
+        });
     place.operand = static_cast<std::size_t>(found - operands_.begin());
     if (found == operands_.end()) {
-      operands_.push_back(storage);
+      operands_.push_back({storage});
     }
     places_.push_back(std::move(place));
     value = at::Tensor{};
@@ -752,7 +755,7 @@ class OperationRecipe {
   bool reads_changed_ = false;      // another argument lies in the memory that is changed
   bool has_typed_operand_ = false;  // one that is not of integers and no Python number
   std::vector<Place> places_;
-  std::vector<c10::StorageImpl*> operands_;  // moved out by `give` and `extend`
+  std::vector<RecipeOperand> operands_;  // moved out by `give` and `extend`
   detail::NumericSettings settings_{detail::NumericSettings::backend_of(Site::device())};
   spillway::detail::Digest key_;
 };

@@ -48,6 +48,14 @@ struct RecipeMemory {
   bool is_result_taken = false;
 };
 
+/// An operand of an operation whose results may get recipes.
+struct RecipeOperand {
+  c10::StorageImpl* storage = nullptr;
+  /// `StorageEntry::grants_to_write` when the operation had run. If it has grown since, the operand
+  /// may have been written.
+  std::uint64_t grants_to_write = 0;
+};
+
 /// An operation in place that may extend the recipe of the storage that it changes.
 struct RecipeExtension {
   /// Enqueues on a stream the change of the bytes at the last address, from the operands at the
@@ -57,7 +65,7 @@ struct RecipeExtension {
   c10::StorageImpl* changed = nullptr;
   bool is_leased = false;  ///< the changed storage is leased in a way that keeps its recipe
   // The following are known when the operation has run.
-  std::vector<c10::StorageImpl*> operands{};
+  std::vector<RecipeOperand> operands{};
   std::chrono::nanoseconds cost{};
   Make make{};
 };
@@ -219,6 +227,7 @@ struct StorageTraits {
   static void grant(Missing const& one, Lease& lease, stream_type stream) {
     Entry& entry = *one.entry;
     entry.is_read_leased = one.only_reads;
+    entry.grants_to_write += one.only_reads ? 0 : 1;
     entry.may_have_recipe = entry.may_have_recipe && one.only_reads;
     if (extends_recipe(one)) {
       one.extension->is_leased = true;
@@ -653,16 +662,30 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   /// The mutex of the recipes that run: each holds it shared, or exclusively if it has changed
   /// settings of the process.
   [[nodiscard]] std::shared_mutex& running_recipes() noexcept { return running_recipes_; }
+  /// To be called when an operation has run, and its frame has not ended. Sets
+  /// `RecipeOperand::grants_to_write`.
+  ///
+  /// @returns false if an operand may have been written while the operation ran: it is leased for
+  ///          writing, so that other threads have been able to write it
+  [[nodiscard]] bool note_unwritten(std::span<RecipeOperand> operands) const {
+    Guard const guard{mutex_};
+    return std::all_of(operands.begin(), operands.end(), [](RecipeOperand& operand) {
+      Entry const* const entry = Traits::entry_of(*operand.storage);
+      operand.grants_to_write = entry == nullptr ? 0 : entry->grants_to_write;
+      return is_unchangeable(entry);
+    });
+  }
   /// Sets the recipe of a result. Does nothing if the result or an operand may have been written
   /// since the operation, or can be written without being acquired.
   ///
-  /// @param make  as for `DeviceAllocator::set_recipe`
+  /// @param operands  after `note_unwritten`
+  /// @param make      as for `DeviceAllocator::set_recipe`
   /// @pre         the frame of the operation has ended, and the caller keeps the storages alive
   /// @throws      std::bad_alloc; ContractViolation, for example if an operand has been freed on
   ///              the device. The result has no recipe then
   template <class Make>
   void try_give_recipe(c10::StorageImpl& result,
-                       std::span<c10::StorageImpl* const> operands,
+                       std::span<RecipeOperand const> operands,
                        std::chrono::nanoseconds cost,
                        Make make);
 
@@ -921,15 +944,16 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   [[nodiscard]] static bool is_unchangeable(Entry const* entry) noexcept {
     return entry != nullptr && !entry->is_kept && (!entry->leases || entry->is_read_leased);
   }
-  /// Returns the blocks of the operands; nothing if one of them may be written without being
-  /// acquired, or is `made`. The caller holds the lock.
+  /// Returns the blocks of the operands; nothing if one of them may have been written since the
+  /// operation, may be written without being acquired, or is `made`. The caller holds the lock.
   [[nodiscard]] static std::optional<std::vector<BlockId>>
-  operand_blocks(std::span<c10::StorageImpl* const> operands, Entry const* made) {
+  operand_blocks(std::span<RecipeOperand const> operands, Entry const* made) {
     std::vector<BlockId> blocks;
     blocks.reserve(operands.size());
-    for (c10::StorageImpl* const operand : operands) {
-      Entry const* const entry = Traits::entry_of(*operand);
-      if (!is_unchangeable(entry) || entry == made) {
+    for (RecipeOperand const& operand : operands) {
+      Entry const* const entry = Traits::entry_of(*operand.storage);
+      if (!is_unchangeable(entry) || entry->grants_to_write != operand.grants_to_write ||
+          entry == made) {
         return std::nullopt;
       }
       blocks.push_back(entry->block);
@@ -1071,7 +1095,7 @@ c10::DataPtr StorageLeases<Site>::allocate_for(RecipeMemory& recipe, std::size_t
 template <class Site>
 template <class Make>
 void StorageLeases<Site>::try_give_recipe(c10::StorageImpl& result,
-                                          std::span<c10::StorageImpl* const> operands,
+                                          std::span<RecipeOperand const> operands,
                                           std::chrono::nanoseconds cost,
                                           Make make) {
   std::optional<std::vector<BlockId>> blocks;

@@ -138,6 +138,7 @@ struct alignas(64) StorageEntry {
   StreamLeases<Lease, Stream> leases{};
   BlockId block{};
   std::size_t bytes = 0;
+  std::uint64_t grants_to_write = 0;  // how often operations were granted leases for writing
   bool is_fixed = false;  // allocated by `allocate_fixed`, for a private pool and not for a storage
   bool is_captured = false;  // a graph accesses it whenever the graph is launched
   TensorDescription description{};
