@@ -138,10 +138,14 @@ class Barrier {
       c10::impl::tls_set_dispatch_key_excluded(spillway::torch::hook_key, false);
     }
     if (suspends_) {
-      suspended_ = std::exchange(Site::frames(), {});
-      Site::frames().further_pins = suspended_.further_pins;
-      Site::frames().further_pins.push_back(&suspended_.pins);
-      was_counted_ = Site::leases().suspend(suspended_);
+      auto& frames = Site::frames();
+      suspended_ = std::exchange(frames, {});
+      frames.further_pins = suspended_.further_pins;
+      frames.further_pins.push_back(&suspended_.pins);
+      // What that code allocates may be returned to code in C++ that remembers addresses.
+      frames.keeps_new = suspended_.keeps_new;
+      frames.suspended = suspended_.thread_frames();
+      Site::leases().begin_program(suspended_);
     }
   }
   Barrier(Barrier const&) = delete;
@@ -151,16 +155,13 @@ class Barrier {
     if (suspends_) {
       Site::leases().end_all_holds(Site::frames());
       Site::frames() = std::move(suspended_);
-      if (was_counted_) {
-        Site::leases().resume(Site::frames());
-      }
+      Site::leases().end_program(Site::frames());
     }
   }
 
  private:
   bool is_excluded_;
   bool suspends_ = Site::state() != nullptr && Site::frames().held == 0;
-  bool was_counted_ = false;
   typename Site::Leases::Frames suspended_;
 };
 

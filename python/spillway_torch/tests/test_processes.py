@@ -247,6 +247,32 @@ print(int(errors[-1]), int(x.sum()), spillway_torch.memory_stats()["active_frame
     assert out.strip() == "0 0 0"
 
 
+def test_a_thread_waits_for_operations_that_run_code_in_python(script):
+    out = script("""
+import threading, time, torch, spillway_torch
+torch.set_num_threads(1)
+spillway_torch.install(device="cpu", limit=64 << 20, least_bytes=1)
+spillway_torch.set_enabled_lms(True)
+a, b = (torch.full((40 << 20,), i, dtype=torch.uint8) for i in (3, 4))
+begun = threading.Event()
+class Slow(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        begun.set()
+        time.sleep(0.5)
+        return function(*args, **(kwargs or {}))
+def use():
+    with Slow():
+        a.max()
+thread = threading.Thread(target=use)
+thread.start()
+begun.wait()
+print(int(b.max()), spillway_torch.memory_stats()["num_ooms"])
+thread.join()
+print(spillway_torch.memory_stats()["active_frames"])
+""")
+    assert out.split() == ["4", "0", "0"]
+
+
 def test_backward_threads_share_the_graph(lms):
     w = torch.ones(1000, requires_grad=True)
     graphs = [(w * i).sum() for i in range(8)]

@@ -372,6 +372,23 @@ print(int((Sized(data) + 1).sum()), spillway_torch._C.view(data)["enrolled"],
     assert out.split() == ["0", "True", "Float[1000]", "Float[1000]"]
 
 
+def test_what_a_dispatch_mode_makes_for_code_that_remembers_addresses_stays(lms):
+    class Passing(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    before = spillway_torch._C.keep_new(True)
+    try:
+        with Passing():
+            made = torch.zeros(1000)
+    finally:
+        spillway_torch._C.keep_new(before)
+    with Passing():
+        other = torch.zeros(1000)
+    lms.evict()
+    assert not lms.is_away(made) and lms.is_away(other)
+
+
 def test_fake_tensors(lms):
     from torch._subclasses.fake_tensor import FakeTensorMode
     net = torch.nn.Linear(30, 30)

@@ -225,7 +225,7 @@ class OperandLeases {
     memory_->after_fork_in_child();
     for_each_entry([](Entry& entry) { entry.is_arriving = false; });
     counts_.active_frames = frame == nullptr ? 0 : frame->thread_frames();
-    bounded_frames_ = frame != nullptr && frame->is_bounded ? counts_.active_frames : 0;
+    bounded_frames_ = frame != nullptr && frame->is_bounded ? 1 : 0;
     starving_frames_ = 0;
     loans_ = 0;
     waiters_ = 0;
@@ -363,6 +363,13 @@ class OperandLeases {
       --bounded_frames_;
       // threads that wait for this frame do so for at most `patience` from now on
       changed_.notify_all();
+    }
+  }
+  /// Ends `end_bound`, when that code has returned. The caller holds the lock.
+  void bound_again(Frame& frame) noexcept {
+    if (frame.is_counted && !frame.is_bounded && !frame.is_open_ended()) {
+      frame.is_bounded = true;
+      ++bounded_frames_;
     }
   }
   /// Ends `count`, and wakes waiting threads so that they look at what was released and which
@@ -911,7 +918,8 @@ bool OperandLeases<Traits>::wait_for_release(Frame const* frame, std::uint64_t s
   [[maybe_unused]] auto const others_run = Traits::release_interpreter();
   Guard guard{mutex_};
   int const own_frames = frame != nullptr ? frame->thread_frames() : 0;
-  int const own_bounded = frame != nullptr && frame->is_bounded ? own_frames : 0;
+  // code of the program runs inside of a thread's other frames, so these are open-ended
+  int const own_bounded = frame != nullptr && frame->is_bounded ? 1 : 0;
   starving_frames_ += own_frames;
   bounded_frames_ -= own_bounded;
   auto const has_changed = [&] { return changes() != seen; };

@@ -103,6 +103,7 @@ struct ThreadFrames {
   bool keeps_new = false;   ///< new allocations are for code that remembers addresses
   bool is_counted = false;  ///< other threads may wait for this frame
   bool is_bounded = false;  ///< other threads wait for it without a time limit
+  int suspended = 0;  ///< frames of this thread that a `Barrier` suspends and others may wait for
   /// How many holds of this thread other threads have ended; these must not touch any other member.
   /// Shared with the `Hold` objects; null before the first one.
   std::shared_ptr<std::atomic<int>> ended_elsewhere{};
@@ -132,7 +133,7 @@ struct ThreadFrames {
   std::vector<Pins const*> further_pins{};
 
   [[nodiscard]] bool is_inside() const noexcept { return depth > 0 || composites > 0; }
-  [[nodiscard]] int thread_frames() const noexcept { return is_counted ? 1 : 0; }
+  [[nodiscard]] int thread_frames() const noexcept { return suspended + (is_counted ? 1 : 0); }
   /// True inside of a hold, whose code is the program's, and inside of operations that are not
   /// PyTorch's own: they may run such code, or communicate with a process that waits for this one.
   [[nodiscard]] bool is_open_ended() const noexcept { return held > 0 || foreign > 0; }
@@ -553,18 +554,17 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
       keep_all(*pins);
     }
   }
-  /// Until `resume`, no thread waits for this one to release memory.
-  ///
-  /// @returns whether threads might wait for it until now
-  [[nodiscard]] bool suspend(Frames& frames) noexcept {
+  /// To be called when code of the program begins to run inside of an operation, whose operands
+  /// stay pinned. Other threads wait for the operation as they do for a hold, since that code may
+  /// be waiting for them.
+  void begin_program(Frames& frames) noexcept {
     Guard const guard{mutex_};
-    bool const was_counted = frames.is_counted;
-    this->uncount(frames);
-    return was_counted;
+    this->end_bound(frames);
   }
-  void resume(Frames& frames) noexcept {
+  /// To be called when that code has returned.
+  void end_program(Frames& frames) noexcept {
     Guard const guard{mutex_};
-    this->count(frames);
+    this->bound_again(frames);
   }
 
   /// Whether the calling thread has pinned a storage for a frame or a hold that is open.
