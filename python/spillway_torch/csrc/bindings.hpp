@@ -107,6 +107,8 @@ class Bindings {
       spillway_python::ReleasedLock const others_run;
       frame.emplace();
       frame->enter(operands);
+      // An index may be an object of the program, and a class of tensors may assign in its own way.
+      Site::leases().begin_program(Site::frames());
     }
     PyTypeObject const* const base = reinterpret_cast<PyTypeObject*>(THPVariableClass)->tp_base;
     if (base->tp_as_mapping->mp_ass_subscript(self, arguments[0], arguments[1]) != 0) {

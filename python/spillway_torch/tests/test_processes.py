@@ -208,6 +208,30 @@ def joining(x: torch.Tensor) -> torch.Tensor:
     join()
     return torch.zeros(1)
 joining(x)""",
+    "an index": """
+class Index:
+    def __index__(self):
+        join()
+        return 0
+x[Index()] = 0.""",
+    "a class of tensors that assigns in its own way": """
+class Joining(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.__setitem__:
+            join()
+        return super().__torch_function__(function, types, args, kwargs)
+x.as_subclass(Joining)[0] = 0.""",
+    "a hook for tensors that autograd saves": """
+with torch.autograd.graph.saved_tensors_hooks(lambda tensor: join() or tensor, lambda tensor: tensor):
+    x.requires_grad_()[:1].sin()""",
+    "a dispatch mode": """
+class Joining(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        join()
+        return function(*args, **(kwargs or {}))
+with Joining():
+    x.neg_()""",
 }
 
 

@@ -28,6 +28,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/Generator.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
@@ -136,7 +137,10 @@ struct ThreadFrames {
   [[nodiscard]] int thread_frames() const noexcept { return suspended + (is_counted ? 1 : 0); }
   /// True inside of a hold, whose code is the program's, and inside of operations that are not
   /// PyTorch's own: they may run such code, or communicate with a process that waits for this one.
-  [[nodiscard]] bool is_open_ended() const noexcept { return held > 0 || foreign > 0; }
+  /// Any operation may run such code if the program has hooks for the tensors that autograd saves.
+  [[nodiscard]] bool is_open_ended() const noexcept {
+    return held > 0 || foreign > 0 || !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
+  }
 };
 
 /// The traits of `OperandLeases` for PyTorch's storages. A storage has an address exactly while its
