@@ -151,6 +151,18 @@ assert [int(t[0]) for t in tensors] == list(range(8))
     assert result.split() == ["2", "0", "2"]
 
 
+def test_requests_inside_hold_that_find_room_in_pieces_only_are_counted_at_once(script):
+    result = script(LARGE_PIECES + """
+a, b, tensors = split_room()
+with spillway_torch.hold(a, b):
+    try:
+        torch.empty(4 * UNIT + UNIT // 2, dtype=torch.uint8)
+    except torch.OutOfMemoryError:
+        print(*counts())
+""")
+    assert result.split() == ["0", "1"]
+
+
 def test_parked_the_memory_is_given_back_and_use_brings_back_what_it_uses(script):
     out = script("""
 import torch, spillway_torch

@@ -1647,7 +1647,9 @@ void StorageLeases<Site>::throw_out_of_memory(Frames& frames,
     TORCH_WARN(warning);
   }
   report_split(frames);
-  if ((refusal.is_split || refusal.is_in_the_way) && this->is_enabled_ && frames.depth > 0) {
+  // inside of a hold no operation is begun again
+  bool const may_repeat = frames.depth > 0 && frames.held == 0;
+  if ((refusal.is_split || refusal.is_in_the_way) && this->is_enabled_ && may_repeat) {
     frames.split_bytes = bytes;
     frames.claimed_bytes = refusal.is_in_the_way ? refusal.needed_bytes : 0;
   } else {
