@@ -728,6 +728,20 @@ def test_a_variable_is_read_while_its_first_sparse_use_ends():
         assert spillway_tf.get_bytes_fixed() == 0  # a use without a lease would keep the memory resident
 
 
+def test_the_first_lookup_of_a_variable_gives_it_other_memory_while_others_wait():
+    """It does so if there are other references to the memory. The lookups that wait then have to lease the new memory."""
+    rows = tf.constant(np.arange(2048))
+    for _ in range(6):
+        v = tf.Variable(tf.zeros((8192, 1024)))
+        value = v.value()
+
+        def look_up():
+            tf.raw_ops.ResourceGather(resource=v.handle, indices=rows, dtype=tf.float32)
+        run_while_everything_leaves(*[look_up] * 6)
+        assert spillway_tf.get_bytes_fixed() == 0  # a use without a lease would keep the memory resident
+        del value
+
+
 def test_operands_that_are_written_in_place_though_they_are_shared(lms):
     x = random(512, 512)
     expected = x.numpy()

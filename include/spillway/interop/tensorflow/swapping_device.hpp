@@ -112,6 +112,12 @@ class SwappingDevice : public Base {
           (depends_on_variable || (kind != OperationKind::passes && !calls_back(name)))) {
         bool const only_reads = kind == OperationKind::reads || name == "ReadVariableOp";
         right.emplace(Site::leases().objects(), variables_of(*context, !only_reads));
+        if (only_reads && name != "ReadVariableOp" && !copies_on_read(*context)) {
+          // A lookup that is the variable's first sparse use replaces its memory if there are other
+          // references to that.
+          right.reset();
+          right.emplace(Site::leases().objects(), variables_of(*context, true));
+        }
         if (is_program && depends_on_variable) {
           // The first sparse use may have ended only now.
           kind = kind_in(*context, *kernel);
