@@ -31,9 +31,9 @@ def address_of(tensor):
         return 0
     if C.kind == "gpu":
         return C.base_of(_gpu_address_of(tensor))
-    if not _is_memory_here(tensor.device):
+    if not _is_memory_here(tensor.device) or not tensor.dtype.is_numpy_compatible or tensor.dtype == tf.string:
         return 0
-    return _base_of_array(_numpy_of(tensor)) if tensor.dtype.is_numpy_compatible else 0
+    return _base_of_array(_numpy_of(tensor))  # an array of strings would be a copy, which takes long
 
 
 def _base_of_array(array):

@@ -570,6 +570,14 @@ def test_strings_and_ragged_tensors(lms):
     assert float(tf.reduce_sum(tf.reduce_sum(ragged, axis=1))) == pytest.approx(total, rel=1e-3, abs=1e-1)
 
 
+def test_strings_are_copied_once_to_become_an_array(monkeypatch):
+    words, copies = tf.strings.as_string(random(64, 512)), []
+    to_numpy = _shims._numpy_of
+    monkeypatch.setattr(_shims, "_numpy_of", lambda tensor: (copies.append(tensor), to_numpy(tensor))[1])
+    assert words.numpy().shape == (64, 512)
+    assert len(copies) == 1
+
+
 def test_compiled_functions_are_one_operation(evicted):
     x, v = random(256, 256), tf.Variable(random(256, 256, seed=5))
 
