@@ -945,6 +945,29 @@ TEST_SUITE("recipes") {
     CHECK(counted == records);
   }
 
+  TEST_CASE("Freed blocks that are made from each other go, and their operand may be written") {
+    for (bool const frees_first : {false, true}) {
+      CAPTURE(frees_first);
+      Bench bench;
+      Buffer x{bench.allocator, 64_KiB};
+      std::array<Buffer, 2> made{Buffer{bench.allocator, 64_KiB}, Buffer{bench.allocator, 64_KiB}};
+      bench.write(x, 1);
+      bench.write(made[0], 2);
+      bench.write(made[1], 3);
+      bench.give(made[0], 2, {{made[1], 3}});
+      bench.give(made[1], 3, {{made[0], 2}, {x, 1}});
+      made[frees_first ? 0 : 1].reset();
+      made[frees_first ? 1 : 0].reset();
+      bench.write(x, 4);
+      bench.check(x, 4);
+      bench.run();
+      CHECK(bench.recomputations() == 0);
+      std::size_t records = 0;
+      bench.allocator.for_each_block([&](BlockId, BlockRecord const&) { ++records; });
+      CHECK(records == 1);
+    }
+  }
+
   TEST_CASE("Recipes: only orphans whose need may have ended are looked at") {
     Links links;
     std::vector<BlockId> operands;

@@ -295,7 +295,7 @@ class BasicRecipes {
   /// dropped blocks that it needs.
   [[nodiscard]] std::uint64_t cost_ns(BlockId id) const noexcept {
     std::size_t visits = 0;
-    return at(id).recipe->cost_ns + chain(id, &Recipe::operands, visits).cost_ns;
+    return at(id).recipe->cost_ns + chain(id, id, &Recipe::operands, visits).cost_ns;
   }
 
  private:
@@ -452,14 +452,15 @@ class BasicRecipes {
       return std::nullopt;
     }
     std::size_t visits = 0;
-    Chains const chains{chain(id, &Recipe::operands, visits),
-                        chain(id, &Recipe::dependents, visits)};
+    Chains const chains{chain(id, id, &Recipe::operands, visits),
+                        chain(id, id, &Recipe::dependents, visits)};
     return visits < most_visits && chains.below.is_whole ? std::optional{chains} : std::nullopt;
   }
 
   // Recursive, but no deeper than the longest chain. A cycle of recipes looks like a chain that is
-  // too long.
-  [[nodiscard]] Chain chain(BlockId id,
+  // too long, also if block `first`, which the caller asks about, still has its bytes.
+  [[nodiscard]] Chain chain(BlockId first,
+                            BlockId id,
                             std::vector<Recipe::Link> Recipe::*links,
                             std::size_t& visits,
                             std::uint32_t depth = 0) const noexcept {
@@ -467,14 +468,15 @@ class BasicRecipes {
     for (Recipe::Link const& link : (*at(id).recipe).*links) {
       BlockRecord const& block = at(link.block);
       longest.is_whole = longest.is_whole && block.has_contents() && block.recipe->writers == 0;
-      if (!block.needs_recipe() || !block.has_recipe()) {
+      bool const is_cycle = link.block == first;
+      if (!is_cycle && (!block.needs_recipe() || !block.has_recipe())) {
         continue;
       }
-      if (++visits >= most_visits || depth == most_chained) {
+      if (is_cycle || ++visits >= most_visits || depth == most_chained) {
         longest.blocks = most_chained;
         return longest;
       }
-      Chain const rest = chain(link.block, links, visits, depth + 1);
+      Chain const rest = chain(first, link.block, links, visits, depth + 1);
       longest.blocks = std::max(longest.blocks, rest.blocks + 1);
       bool const is_top = links == &Recipe::dependents && rest.blocks == 0;
       longest.bytes =
