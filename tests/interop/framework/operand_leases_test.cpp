@@ -329,6 +329,28 @@ TEST_SUITE("operand_leases") {
     CHECK(program.leases.make(2_MiB) != nullptr);
   }
 
+  TEST_CASE("OperandLeases: calls that release nothing do not make a thread wait longer") {
+    Program program{.patience = std::chrono::milliseconds{1}};
+    auto const held = program.leases.make(3_MiB);
+    ObjectFrame frame{.runs_program = true};
+    REQUIRE(program.leases.enter(frame, {held}));
+
+    std::atomic<bool> has_ended{false};
+    std::jthread waiting{[&] {
+      CHECK(program.leases.make(2_MiB) == nullptr);
+      has_ended = true;
+    }};
+    program.wait_for_waiting_threads(1);
+    std::size_t released = 0;
+    while (!has_ended) {
+      released += program.leases.start_reclaim();
+    }
+    waiting.join();
+    CHECK(released == 0);
+    CHECK(program.leases.counts().waits == 1);
+    program.leases.exit(frame);
+  }
+
   TEST_CASE("OperandLeases: a thread waits for an operation for any time, even while other code "
             "holds memory") {
     Program program{.patience = std::chrono::milliseconds{0}};

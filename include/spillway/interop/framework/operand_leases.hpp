@@ -694,7 +694,9 @@ std::size_t OperandLeases<Traits>::start_reclaim() {
   for (Entry* const entry : dead) {
     delete entry;
   }
-  notify_waiters();
+  if (bytes != 0 || !dead.empty()) {  // otherwise the patience of waiting threads would begin anew
+    notify_waiters();
+  }
   return bytes;
 }
 
