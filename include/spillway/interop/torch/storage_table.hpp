@@ -31,8 +31,8 @@ struct TensorDescription {
   /// Sets the members one by one. Copying an object right after it was written in parts would stall
   /// the processor, and this runs for each result of an operation.
   ///
-  /// The sizes are those that the tensor itself stores. If its class has sizes of its own, `sizes()`
-  /// may call code of the program, and the caller of this function holds the lock.
+  /// The sizes are those that the tensor itself stores. If its class has sizes of its own,
+  /// `sizes()` may call code of the program, and the caller of this function holds the lock.
   void describe(c10::TensorImpl const& tensor) {
     type = c10::typeMetaToScalarType(tensor.dtype());
     rank = 0;
