@@ -351,6 +351,31 @@ TEST_SUITE("operand_leases") {
     program.leases.exit(frame);
   }
 
+  TEST_CASE("OperandLeases: threads without room do not wake each other for ever") {
+    Program program{.patience = std::chrono::milliseconds{100}};
+    Objects const wanted{program.leases.make(2_MiB), program.leases.make(2_MiB)};
+    auto const held = program.leases.make(3_MiB);
+    ObjectFrame holding{.runs_program = true};
+    REQUIRE(program.leases.enter(holding, {held}));
+
+    std::atomic<int> refused{0};
+    std::vector<std::jthread> running;
+    for (auto const& mine : wanted) {
+      running.emplace_back([&, mine] {
+        ObjectFrame frame;
+        refused += program.leases.enter(frame, {mine}) ? 0 : 1;
+        program.leases.exit(frame);
+      });
+    }
+    running.clear();
+
+    CHECK(refused == 2);
+    program.leases.exit(holding);
+    ObjectFrame frame;
+    CHECK(program.leases.enter(frame, wanted));
+    program.leases.exit(frame);
+  }
+
   TEST_CASE("OperandLeases: a thread waits for an operation for any time, even while other code "
             "holds memory") {
     Program program{.patience = std::chrono::milliseconds{0}};

@@ -445,18 +445,15 @@ class OperandLeases {
 
   // Waiting.
 
-  /// A number that grows whenever memory may have been released or an entry has been acquired. A
+  /// A number that grows whenever memory may have been released or an acquisition has ended. A
   /// thread reads it before it looks for room. If the number has changed when the thread is about
   /// to sleep, it does not sleep, so that it misses no release.
-  [[nodiscard]] std::uint64_t changes() const noexcept { return releases_.load() + ends_.load(); }
-  /// Records that memory was released or an entry acquired. The caller does not hold the lock.
-  void notify_waiters() noexcept {
-    releases_.fetch_add(1);
-    if (waiters_.load() != 0) {
-      Guard const guard{mutex_};
-      changed_.notify_all();
-    }
-  }
+  [[nodiscard]] std::uint64_t changes() const noexcept { return releases() + arrivals_.load(); }
+  /// Records that memory was released. The caller does not hold the lock.
+  void notify_waiters() noexcept { note_change(releases_); }
+  /// Records that the acquisition of an entry has ended, whether it has succeeded or not. The
+  /// caller does not hold the lock.
+  void note_arrival() noexcept { note_change(arrivals_); }
   /// Lets waiting threads look again at what they wait for, though no memory was released. The
   /// caller holds the lock.
   void wake_waiters() noexcept {
@@ -552,12 +549,27 @@ class OperandLeases {
                                 capacity_bytes_,
                             std::memory_order_relaxed);
   }
-  /// Makes room after an allocation has failed. @returns whether the allocation should be tried
-  /// again
-  ///
-  /// @param has_asked  whether `try_make_room` has been called for this request; set if it is
-  [[nodiscard]] bool
-  make_room(Frame const* frame, std::uint64_t seen, Refusal& refusal, bool& has_asked) {
+  /// What is remembered of a request for room from one try to the next.
+  struct Request {
+    bool has_asked = false;      ///< `try_make_room` has been called
+    std::uint64_t releases = 0;  ///< before the last try, as the following two
+    std::uint64_t arrivals = 0;
+    int tries = 0;  ///< since memory was released
+  };
+  /// A thread that has no room tries again when an acquisition of another thread was in vain, since
+  /// its own may have been so because of that one. But threads without room must not wake each
+  /// other for ever, so that is done only so often.
+  static constexpr int most_tries = 16;
+
+  /// To be called before each try.
+  void begin_try(Request& request) const noexcept {
+    std::uint64_t const now = releases();
+    request.tries = now == request.releases ? request.tries + 1 : 1;
+    request.releases = now;
+    request.arrivals = arrivals_.load();
+  }
+  /// Makes room after a try has failed. @returns whether to try again
+  [[nodiscard]] bool make_room(Frame const* frame, Refusal& refusal, Request& request) {
     if (!is_enabled_) {
       return false;
     }
@@ -565,10 +577,10 @@ class OperandLeases {
       (void)start_reclaim();
       return true;
     }
-    if (!std::exchange(has_asked, true) && try_make_room()) {
+    if (!std::exchange(request.has_asked, true) && try_make_room()) {
       return true;
     }
-    if (wait_for_release(frame, seen)) {
+    if (wait_for_release(frame, request)) {
       return true;
     }
     bool const gives_way = frame != nullptr && Traits::can_repeat(*frame);
@@ -582,13 +594,22 @@ class OperandLeases {
     }
     return false;
   }
-  [[nodiscard]] bool wait_for_release(Frame const* frame, std::uint64_t seen);
-  /// Blocks until another thread has ended an acquisition, whether that succeeded or not.
+  [[nodiscard]] bool wait_for_release(Frame const* frame, Request const& request);
+  /// A number that grows whenever memory may have been released.
+  [[nodiscard]] std::uint64_t releases() const noexcept { return releases_.load() + ends_.load(); }
+  void note_change(std::atomic<std::uint64_t>& number) noexcept {
+    number.fetch_add(1);
+    if (waiters_.load() != 0) {
+      Guard const guard{mutex_};
+      changed_.notify_all();
+    }
+  }
+  /// Blocks until the number of ended acquisitions is no longer `seen`.
   void wait_for_arrival(std::uint64_t seen) {
     [[maybe_unused]] auto const others_run = Traits::release_interpreter();
     Guard guard{mutex_};
     waiters_.fetch_add(1);
-    changed_.wait(guard, [&] { return changes() != seen; });
+    changed_.wait(guard, [&] { return arrivals_.load() != seen; });
     waiters_.fetch_sub(1);
   }
   [[nodiscard]] bool
@@ -638,6 +659,7 @@ class OperandLeases {
   int loans_ = 0;  // loans that are counted; a loan may also depend on a thread that waits here
   std::atomic<int> waiters_{0};  // number of threads that sleep
   std::atomic<std::uint64_t> releases_{0};
+  std::atomic<std::uint64_t> arrivals_{0};
   std::atomic<std::uint64_t> ends_{0};  // counts ended frames and loans; written under the lock
 };
 
@@ -791,11 +813,11 @@ void OperandLeases<Traits>::release_pins(
       guard.lock();
     }
     end();
-  }  // the lock is released before the references are dropped
+    pins.clear();  // dropping a reference may run code of the program, whose operations use `pins`
+  }                // the lock is released before the references are dropped
   for (Entry* const entry : dead) {
     delete entry;
   }
-  pins.clear();
 }
 
 template <class Traits>
@@ -805,9 +827,9 @@ bool OperandLeases<Traits>::try_allocate_block(std::size_t bytes,
                                                Frame const* frame,
                                                Refusal& refusal,
                                                Adopt const& adopt) {
-  bool has_asked = false;
+  Request request;
   for (;;) {
-    std::uint64_t const seen = changes();
+    begin_try(request);
     bool const is_there = has_room(refusal, [&] {
       BlockId const block = memory_->allocate(bytes);
       Lease lease;
@@ -827,7 +849,7 @@ bool OperandLeases<Traits>::try_allocate_block(std::size_t bytes,
     if (is_there) {
       return true;
     }
-    if (!make_room(frame, seen, refusal, has_asked)) {
+    if (!make_room(frame, refusal, request)) {
       return false;
     }
   }
@@ -839,9 +861,9 @@ bool OperandLeases<Traits>::acquire_missing(Frame const& frame,
                                             stream_type stream,
                                             Refusal& refusal) {
   std::vector<Missing> mine;
-  bool has_asked = false;
+  Request request;
   for (;;) {
-    std::uint64_t const seen = changes();
+    begin_try(request);
     bool is_elsewhere = false;  // whether another thread is acquiring one of them
     mine.clear();
     {
@@ -864,12 +886,14 @@ bool OperandLeases<Traits>::acquire_missing(Frame const& frame,
       if (!is_elsewhere) {
         return true;
       }
-      wait_for_arrival(seen);
+      wait_for_arrival(request.arrivals);
       continue;
     }
-    // `acquire_all` has added one to the counter itself, for what this thread has released.
-    if (!acquire_all(mine, stream, refusal) && !make_room(&frame, seen + 1, refusal, has_asked)) {
-      return false;
+    if (!acquire_all(mine, stream, refusal)) {
+      ++request.arrivals;  // its own
+      if (!make_room(&frame, refusal, request)) {
+        return false;
+      }
     }
   }
 }
@@ -906,17 +930,17 @@ bool OperandLeases<Traits>::acquire_all(std::span<Missing const> mine,
   }
   bool const has_arrived = !leases.empty();
   leases.clear();  // the leases that were replaced
-  notify_waiters();
+  note_arrival();
   if (error) {
     std::rethrow_exception(error);
   }
   return has_arrived;
 }
 
-/// Blocks until memory is released. @returns false if no thread is left that could release any, or
-/// after `patience`
+/// Blocks until there is a reason to try again. @returns false if no thread is left that could
+/// release memory, or after `patience`
 template <class Traits>
-bool OperandLeases<Traits>::wait_for_release(Frame const* frame, std::uint64_t seen) {
+bool OperandLeases<Traits>::wait_for_release(Frame const* frame, Request const& request) {
   [[maybe_unused]] auto const others_run = Traits::release_interpreter();
   Guard guard{mutex_};
   int const own_frames = frame != nullptr ? frame->thread_frames() : 0;
@@ -924,7 +948,10 @@ bool OperandLeases<Traits>::wait_for_release(Frame const* frame, std::uint64_t s
   int const own_bounded = frame != nullptr && frame->is_bounded ? 1 : 0;
   starving_frames_ += own_frames;
   bounded_frames_ -= own_bounded;
-  auto const has_changed = [&] { return changes() != seen; };
+  auto const has_changed = [&] {
+    return releases() != request.releases ||
+           (request.tries < most_tries && arrivals_.load() != request.arrivals);
+  };
   auto const is_deadlock = [&] { return counts_.active_frames <= starving_frames_ && loans_ == 0; };
   if (!has_changed() && !is_deadlock()) {
     ++counts_.waits;

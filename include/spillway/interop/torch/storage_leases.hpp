@@ -1391,7 +1391,7 @@ bool StorageLeases<Site>::try_exchange(Frames& frames,
   } catch (...) {
     end_arrival();
     guard.unlock();
-    this->notify_waiters();
+    this->note_arrival();
     throw;
   }
   end_arrival();
@@ -1403,7 +1403,7 @@ bool StorageLeases<Site>::try_exchange(Frames& frames,
   data = std::exchange(memory, std::move(old));
   allow_access(storage);
   guard.unlock();
-  this->notify_waiters();
+  this->note_arrival();
   return true;
 }
 
