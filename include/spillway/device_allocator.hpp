@@ -241,7 +241,7 @@ class DeviceAllocator {
         stream.site(), [&] { return acquire_all(std::span{requests}, stream.value()); });
     lease_type* next = leases.data();
     // Braces guarantee that the leases are moved from left to right.
-    return std::tuple<decltype(operands.typed(next))...>{operands.typed(next)...};
+    return std::tuple<decltype(operands.take(next))...>{operands.take(next)...};
   }
   /// The run-time form. Returns the leases in the order of `requests`, in which a block may occur
   /// more than once. @throws as above

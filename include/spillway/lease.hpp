@@ -193,13 +193,17 @@ class Operand {
   [[nodiscard]] bool is_on(P const& pager) const noexcept {
     return holder_->is_on(pager);
   }
+  /// Gives `lease`, which was acquired for `request()`, the type that `how` allows.
+  template <class L>
+  [[nodiscard]] auto typed(L lease) const noexcept {
+    return holder_->template typed<how>(std::move(lease));
+  }
   /// Adds `request()` to `requests`.
   void add_to(std::vector<LeaseRequest>& requests) const { requests.push_back(request()); }
-  /// Takes the next lease, which was acquired for `request()`, and returns it with the type that
-  /// `how` allows.
+  /// Takes the next lease, which was acquired for that request, and returns it as `typed` does.
   template <class L>
-  [[nodiscard]] auto typed(L*& next) const noexcept {
-    return holder_->template typed<how>(std::move(*next++));
+  [[nodiscard]] auto take(L*& next) const noexcept {
+    return typed(std::move(*next++));
   }
 
  private:
@@ -234,7 +238,7 @@ class OperandRange {
   }
   /// Returns a vector with one lease for each buffer or tensor of the range.
   template <class L>
-  [[nodiscard]] auto typed(L*& next) const {
+  [[nodiscard]] auto take(L*& next) const {
     auto const one = [&next](auto&& element) {
       return detail::holder_of(element).template typed<how>(std::move(*next++));
     };

@@ -96,11 +96,11 @@ TEST_SUITE("snippets") {
       for (auto const& lease : from) {
         views.push_back(lease.view());
       }
-      device.launch(stream, [views, to = to.view()] {
-        for (std::size_t i = 0; i < to.size(); ++i) {
-          to(i) = 0;
+      device.launch(stream, [views, out = to.view()] {
+        for (std::size_t i = 0; i < out.size(); ++i) {
+          out(i) = 0;
           for (auto const& view : views) {
-            to(i) += view(i);
+            out(i) += view(i);
           }
         }
       });
