@@ -19,7 +19,11 @@ namespace detail {
 template <Pager P>
 [[nodiscard, gnu::always_inline]] inline typename P::lease_type
 acquire_at(CallSite site, P& pager, BlockId id, Access access, typename P::stream_type stream) {
-  return call_at(site, [&] { return pager.acquire(id, access, stream); });
+  try {  // not `call_at`, whose callable would be one more frame on the stack in debug builds
+    return pager.acquire(id, access, stream);
+  } catch (ContractViolation const& error) {
+    rethrow_at(site, error);
+  }
 }
 
 }  // namespace detail
