@@ -626,7 +626,7 @@ class FrameHook {
     auto const values = last(stack, arguments.size());
     bool const tells_reads = Site::leases().gives_recipes();
     for (std::size_t i = 0; i < arguments.size(); ++i) {
-      bool const only_reads = tells_reads && !detail::may_write(schema, arguments[i]);
+      bool const only_reads = tells_reads && !detail::may_write(schema, values, i);
       collect<Leases>(values.subspan(i, 1),
                       operands,
                       {/*keeps=*/false, detail::writes(arguments[i]), only_reads});

@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -375,6 +376,20 @@ inline bool may_write(c10::FunctionSchema const& schema, c10::Argument const& ar
   bool const is_statistic = argument.name() == "running_mean" || argument.name() == "running_var";
   return writes(argument) || schema.name().rfind("aten::", 0) != 0 ||
          (is_statistic && schema.name().find("_backward") == std::string::npos);
+}
+
+/// Whether a call with these arguments may write argument `i`: batch normalization writes its
+/// running statistics only in training.
+inline bool may_write(c10::FunctionSchema const& schema,
+                      std::span<c10::IValue const> arguments,
+                      std::size_t i) {
+  c10::Argument const& argument = schema.arguments()[i];
+  if (writes(argument) || !may_write(schema, argument) || schema.name().rfind("aten::", 0) != 0) {
+    return may_write(schema, argument);
+  }
+  auto const training = schema.argumentIndexWithName("training");
+  return !training || !arguments[static_cast<std::size_t>(*training)].isBool() ||
+         arguments[static_cast<std::size_t>(*training)].toBool();
 }
 
 /// Whether an operation that has failed half way can run again, since it writes none of its
@@ -818,10 +833,12 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
     typename Hook::Frame frame;
     Operands operands;
     std::size_t position = 0;
-    (for_each_typed(
-         arguments,
-         TypedCollector<Leases>{
-             operands, frame.frames(), frame.is_outermost(), is_running_statistic(position++)}),
+    bool const trains = updates_statistics(arguments...);
+    (for_each_typed(arguments,
+                    TypedCollector<Leases>{operands,
+                                           frame.frames(),
+                                           frame.is_outermost(),
+                                           is_running_statistic(position++) && trains}),
      ...);
     typename Hook::template Recipes<is_recomputable> recipes;
     if (C10_UNLIKELY(recipes.are_wanted())) {
@@ -876,6 +893,13 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
   /// although its schema does not declare it.
   [[nodiscard]] static constexpr bool is_running_statistic(std::size_t position) noexcept {
     return std::is_same_v<Op, at::_ops::native_batch_norm> && (position == 3 || position == 4);
+  }
+  [[nodiscard]] static bool
+  updates_statistics(std::remove_reference_t<Arguments> const&... arguments) noexcept {
+    if constexpr (std::is_same_v<Op, at::_ops::native_batch_norm>) {
+      return std::get<5>(std::tie(arguments...));  // `training`
+    }
+    return false;
   }
   [[nodiscard]] static ::torch::jit::Stack
   box(std::remove_reference_t<Arguments> const&... arguments) {
