@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstddef>
@@ -39,7 +40,8 @@ std::vector<std::pair<BlockState, std::vector<BlockState>>> const table{
     {prefetched, {arriving, swapping_out, copying_out, moving}},
     {filling, {resident, arriving, on_host, dropped, moving}},
     {lost, {resident, swapping_out, moving}},
-    {swapping_out, {on_host, dropped, vacant, lost_away}},
+    {swapping_out, {on_host, vacant, lost_away, dropping}},
+    {dropping, {dropped}},
     {copying_out, {}},
     {moving, {lost, on_host, dropped}},
 };
@@ -55,7 +57,7 @@ std::vector<BlockStatus> statuses_in(BlockState state) {
   way(blank) = {blank};
   way(resident) = {blank, resident};
   way(on_host) = {blank, resident, swapping_out, on_host};
-  way(dropped) = {blank, resident, swapping_out, dropped};
+  way(dropped) = {blank, resident, swapping_out, dropping, dropped};
   way(arriving) = {blank, resident, swapping_out, on_host, swapping_in, arriving};
   way(prefetched) = {blank, resident, swapping_out, on_host, swapping_in, prefetched};
   way(filling) = {blank, resident, swapping_out, on_host, filling};
@@ -73,10 +75,10 @@ std::vector<BlockStatus> statuses_in(BlockState state) {
     return {arrive(way(state))};
   }
   for (auto const& [before, next] : table) {
-    for (BlockState const one : next) {
-      if (one == state) {
-        found.push_back(arrive(way(before)));
-        found.back().become(state);
+    if (std::find(next.begin(), next.end(), state) != next.end()) {
+      for (BlockStatus status : statuses_in(before)) {
+        status.become(state);
+        found.push_back(status);
       }
     }
   }
@@ -132,7 +134,7 @@ TEST_SUITE("block_state") {
   }
 
   TEST_CASE("BlockStatus: a transit records the state that it may go back to") {
-    for (BlockState const transit : {swapping_in, swapping_out, copying_out, moving}) {
+    for (BlockState const transit : {swapping_in, swapping_out, dropping, copying_out, moving}) {
       auto const all = statuses_in(transit);
       REQUIRE(!all.empty());
       for (BlockStatus status : all) {
@@ -159,7 +161,7 @@ TEST_SUITE("block_state") {
     CHECK(of([](BlockState s) { return !is_resident(s); }) ==
           States{vacant, on_host, dropped, lost_away, swapping_in});
     CHECK(of([](BlockState s) { return is_in_transit(s); }) ==
-          States{swapping_in, swapping_out, copying_out, moving});
+          States{swapping_in, swapping_out, dropping, copying_out, moving});
     CHECK(of([](BlockState s) { return is_at_hand(s); }) == States{blank, resident, arriving});
     CHECK(of([](BlockState s) { return !is_in_transit(s) && has_contents(s); }) ==
           States{on_host, dropped, resident, arriving, prefetched, filling});

@@ -85,6 +85,7 @@ TEST_SUITE("recipes") {
     void drop(BlockId id) {
       BlockRecord& block = *table.find(id);
       block.status.become(BlockState::swapping_out);
+      block.status.become(BlockState::dropping);
       block.status.become(BlockState::dropped);
       recipes.on_need_ended(block);
     }
@@ -118,6 +119,7 @@ TEST_SUITE("recipes") {
           table.erase(orphan->id);
         } else if (table.find(orphan->id)->is_resident()) {
           table.find(orphan->id)->status.become(BlockState::swapping_out);
+          table.find(orphan->id)->status.become(BlockState::dropping);
           table.find(orphan->id)->status.become(BlockState::dropped);
         }
       }
@@ -830,16 +832,26 @@ TEST_SUITE("recipes") {
     CHECK(bench.allocator.stats().resident.blocks.current == left);
   }
 
-  TEST_CASE("An operand freed during the copy of a block made from it is released afterwards") {
+  TEST_CASE("A block that is being copied to the host does not need its recipe") {
     Pair bench;
     bench.make(1s);  // so that the block is copied
-    SUBCASE("after the block has left") {
-      bench.device.at_next_copy = [&] { bench.x.reset(); };
+    SUBCASE("its operand is freed") {
+      bench.device.at_next_copy = [&] {
+        bench.x.reset();
+        CHECK(bench.allocator.stats().allocated.blocks.current == 1);
+      };
       bench.y.swap_out();
       bench.run();
       CHECK(bench.y.residency() == Residency::host);
     }
-    SUBCASE("after the copy has failed") {
+    SUBCASE("its operand is written") {
+      bench.device.at_next_copy = [&] { bench.write(bench.x, 5); };
+      bench.y.swap_out();
+      bench.run();
+      CHECK(bench.y.residency() == Residency::host);
+      bench.check(bench.x, 5);
+    }
+    SUBCASE("its operand is freed, and then the copy fails") {
       bench.device.at_next_copy = [&] {
         bench.x.reset();
         throw spillway::DeviceError{"the copy fails"};
@@ -847,12 +859,33 @@ TEST_SUITE("recipes") {
       CHECK_THROWS_AS(bench.y.swap_out(), spillway::DeviceError);
       CHECK(bench.y.residency() == Residency::device);
     }
-    CHECK(bench.allocator.stats().allocated.blocks.current == 2);
-    Buffer{bench.allocator, 64_KiB}.reset();
-    CHECK(bench.allocator.stats().allocated.blocks.current == 1);
+    bench.check(bench.y, 2);
+    bench.y.swap_out();
     bench.check(bench.y, 2);
     bench.run();
     CHECK(bench.recomputations() == 0);
+  }
+
+  TEST_CASE("An operand freed while a block made from it is dropped stays until it is not needed") {
+    Pair bench;
+    bench.make();
+    Buffer z{bench.allocator, 128_KiB};
+    bench.write(z, 3);
+    auto lease = bench.x.acquire(Access::read, bench.stream());
+    bench.device.at_next_copy = [&] {  // of `z`, which leaves together with `y`
+      lease.release();
+      bench.x.reset();
+      CHECK(bench.allocator.stats().allocated.blocks.current == 3);
+    };
+    Buffer{bench.allocator, 896_KiB}.reset();
+    CHECK(!bench.device.at_next_copy);
+    CHECK(bench.y.residency() == Residency::none);
+    CHECK(bench.allocator.stats().allocated.blocks.current == 3);
+    bench.check(bench.y, 2);
+    bench.run();
+    CHECK(bench.recomputations() == 1);
+    Buffer{bench.allocator, 64_KiB}.reset();
+    CHECK(bench.allocator.stats().allocated.blocks.current == 2);
   }
 
   TEST_CASE("A resident block loses its recipe when an operand without a recipe is freed") {

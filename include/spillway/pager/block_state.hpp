@@ -46,17 +46,20 @@ namespace spillway::detail {
 /// |                |              | make the bytes               |                              |
 /// | `lost`         | yes          | the device lost the bytes; a | `resident`, `swapping_out`,  |
 /// |                |              | write makes the block whole  | `moving`                     |
-/// | `swapping_out` | yes          | a thread drops the block or  | `on_host`, `dropped`,        |
-/// |                |              | enqueues its copy to the     | `vacant`, `lost_away`, or    |
-/// |                |              | host                         | back                         |
+/// | `swapping_out` | yes          | a thread takes the block off | `on_host`, `vacant`,         |
+/// |                |              | the device; dirty bytes are  | `lost_away`, `dropping`, or  |
+/// |                |              | copied to the host           | back                         |
+/// | `dropping`     | yes          | a thread takes the block off | `dropped` or back            |
+/// |                |              | the device; its recipe will  |                              |
+/// |                |              | make the bytes               |                              |
 /// | `copying_out`  | yes          | a thread enqueues a copy to  | back                         |
 /// |                |              | the host ahead of need       |                              |
 /// | `moving`       | yes          | a thread enqueues a move     | `lost`, `on_host`,           |
 /// |                |              | inside the device            | `dropped`, or back           |
 ///
-/// *Back* is the state before the transit. A state in transit lasts only while one thread makes
-/// device calls without the lock; other threads leave the block alone or wait. States are decided
-/// when work is enqueued, not when it has run: fences order what follows.
+/// *Back* is the last state that was not in transit. A state in transit lasts only while one thread
+/// makes device calls without the lock; other threads leave the block alone or wait. States are
+/// decided when work is enqueued, not when it has run: fences order what follows.
 ///
 /// The order of the enumerators matters to the functions below.
 enum class BlockState : std::uint8_t {
@@ -72,10 +75,11 @@ enum class BlockState : std::uint8_t {
   filling,
   lost,
   swapping_out,
+  dropping,
   copying_out,
   moving
 };
-inline constexpr std::size_t block_state_count = 14;
+inline constexpr std::size_t block_state_count = 15;
 
 /// Whether a block in this state has a device range.
 [[nodiscard]] constexpr bool is_resident(BlockState state) noexcept {
@@ -109,7 +113,7 @@ class BlockStatus {
 
   void become(BlockState next) noexcept {
     SPILLWAY_ASSERT(may_become(next));
-    if (is_in_transit(next)) {
+    if (is_in_transit(next) && !is_in_transit(state_)) {
       before_ = state_;
     }
     state_ = next;
@@ -149,7 +153,9 @@ class BlockStatus {
     case lost:
       return bit(resident) | bit(swapping_out) | bit(moving);
     case swapping_out:
-      return bit(on_host) | bit(dropped) | bit(vacant) | bit(lost_away);
+      return bit(on_host) | bit(vacant) | bit(lost_away) | bit(dropping);
+    case dropping:
+      return bit(dropped);
     case copying_out:
       return 0;
     case moving:
@@ -240,10 +246,11 @@ struct BlockRecord {
     return recipe != nullptr && recipe->make && !recipe->is_suspended;
   }
   /// Whether the bytes exist nowhere, or may soon exist nowhere, so that only the recipe can make
-  /// them.
+  /// them. A block that is copied to the host does not need its recipe: if the copy fails, the
+  /// block stays on the device.
   [[nodiscard]] bool needs_recipe() const noexcept {
     BlockState const now = state();
-    return now == BlockState::dropped || now == BlockState::swapping_out ||
+    return now == BlockState::dropped || now == BlockState::dropping ||
            (status.settled() == BlockState::filling && !is_host_valid);
   }
   /// Whether the block can leave the device without a copy to the host.

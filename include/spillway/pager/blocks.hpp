@@ -488,6 +488,8 @@ class Blocks {
     at(id).status.become(BlockState::swapping_out);
     eviction_.on_erase(id);
   }
+  /// Notes that a dirty block that is `swapping_out` will not be copied: it needs its recipe.
+  void begin_drop(BlockId id) noexcept { at(id).status.become(BlockState::dropping); }
   /// Ends the transit of a swap-out; `copy` has the fences of the copy to the host, if there is
   /// one.
   void commit_swap_out(
@@ -511,7 +513,6 @@ class Blocks {
     }
     block.written = copy.host_done;  // `residency` asks whether it has passed
     block.used.clear();
-    recipes_.on_need_ended(block);
     journal_.evicted(block, reason);
   }
   /// Ends the transit of a swap-out that is not made: the block stays. @throws std::bad_alloc; the
@@ -563,6 +564,7 @@ class Blocks {
     journal_.orphan_dropped(id, block);
     if (block.is_resident()) {
       begin_swap_out(id);
+      begin_drop(id);
     }
     leave_memory(id, block);
     if (block.state() != BlockState::dropped) {

@@ -181,10 +181,12 @@ class Transfers {
     for (BlockId const id : victims) {
       BlockRecord& block = blocks_.at(id);
       block.is_host_valid = may_be_dropped(block);
-      departures.push_back({.id = id,
-                            .block = &block,
-                            .after = block.last_uses(),
-                            .needs_copy = blocks_.must_copy(id)});
+      bool const needs_copy = blocks_.must_copy(id);
+      if (!needs_copy && !block.is_clean()) {
+        blocks_.begin_drop(id);
+      }
+      departures.push_back(
+          {.id = id, .block = &block, .after = block.last_uses(), .needs_copy = needs_copy});
     }
     sort_small(departures);
     std::vector<TransferRequest> requests;
@@ -194,6 +196,7 @@ class Transfers {
       for (Departure& departure : departures) {
         departure.may_leave = !departure.needs_copy || take_host_slot(*departure.block);
         if (!departure.may_leave && blocks_.may_drop(departure.id)) {
+          blocks_.begin_drop(departure.id);
           departure.needs_copy = false;
           departure.may_leave = true;
         }
