@@ -138,7 +138,8 @@ class Worker {
     };
     std::vector<Held> all;
     Pool& pool = *world_->pool;
-    for (int round = 0; round < rounds; ++round) {
+    // A thread may find no room in all of its rounds, since the others hold what there is.
+    for (int round = 0; round < rounds || done == 0; ++round) {
       std::size_t const bytes = 1 + random_() % world_->most_bytes;
       if (auto const id = all.size() < 4 ? take(bytes) : std::nullopt) {
         all.push_back({*id, bytes});

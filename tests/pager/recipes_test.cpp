@@ -888,6 +888,30 @@ TEST_SUITE("recipes") {
     CHECK(bench.allocator.stats().allocated.blocks.current == 2);
   }
 
+  TEST_CASE("A recipe given while its operand is acquired for writing is used before the write") {
+    Pair bench;
+    bench.write(bench.x, 1);
+    bench.write(bench.y, 2);
+    Buffer z{bench.allocator, 128_KiB};
+    bench.write(z, 3);
+    z.swap_out();
+    bench.device.at_next_copy = [&] {  // brings `z` back
+      bench.give(bench.y, 2, {{bench.x, 1}});
+      bench.drop(bench.y);
+    };
+    {
+      std::array const requests{spillway::LeaseRequest{bench.x.id(), Access::write},
+                                spillway::LeaseRequest{z.id(), Access::read}};
+      auto const leases = bench.allocator.acquire_all(requests, bench.stream());
+      bench.kernels.write(bench.device, bench.stream(), leases.front().data(), 128_KiB, 5);
+    }
+    CHECK(!bench.device.at_next_copy);
+    bench.check(bench.y, 2);
+    bench.check(bench.x, 5);
+    bench.run();
+    CHECK(bench.recomputations() == 1);
+  }
+
   TEST_CASE("A resident block loses its recipe when an operand without a recipe is freed") {
     Pair bench;
     bench.make();
