@@ -192,7 +192,6 @@ struct Recipe {
   std::uint64_t cost_ns = 0;
   std::uint32_t needed_by = 0;       // place of the dependent that was last seen to need the bytes
   std::uint32_t readers = 0;         // recomputations that hold the block now
-  std::uint32_t writers = 0;         // acquires under way after which the recipe will end
   std::uint32_t changing_lease = 0;  // while suspended: the serial of the lease that may extend it
   std::uint8_t extensions = 0;       // changes in place that `make` repeats
   bool is_suspended = false;         // the block is being changed: `make` makes its old bytes
@@ -220,6 +219,7 @@ struct BlockRecord {
   std::uint32_t leases = 0;        // given out or about to be: the block must not leave
   std::uint32_t granted = 0;       // those given out: the block must not move either
   std::uint32_t lease_serial = 0;  // counts leases ever given
+  std::uint32_t writers = 0;       // acquires under way that end the recipes that make or read it
   CodingId coding{};               // how it is written in the host pool from now on
   void const* filler = nullptr;    // while `filling`: the acquire that will overwrite the block
   std::thread::id leaser{};        // thread that acquired last; none if several hold leases

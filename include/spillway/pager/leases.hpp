@@ -545,34 +545,48 @@ class Leases {
   }
 
   /// The blocks whose recipes will end when a group gets its leases, and with them the recipes that
-  /// read these blocks. Until then no block is dropped that has such a recipe, but the recipes
-  /// remain, so that an acquire that fails leaves them as they were.
+  /// read these blocks: those that the group will write, and those that are added. Until then no
+  /// block is dropped that has such a recipe, but the recipes remain, so that an acquire that fails
+  /// leaves them as they were.
   class EndingRecipes {
    public:
-    explicit EndingRecipes(Leases& leases) noexcept : leases_{leases} {}
-    EndingRecipes(EndingRecipes const&) = delete;
-    EndingRecipes& operator=(EndingRecipes const&) = delete;
-    ~EndingRecipes() {
-      for (BlockId const id : ids_) {
-        if (leases_.blocks_.find(id) != nullptr) {  // its owner may have freed it
-          leases_.blocks_.recipes().end_writing(id);
+    EndingRecipes(Leases& leases, std::span<LeaseRequest const> requests) noexcept
+        : leases_{leases}, requests_{requests} {
+      for (LeaseRequest const& request : requests_) {
+        if (request.access != Access::read) {
+          leases_.blocks_.recipes().begin_writing(request.id);
         }
       }
     }
-    [[nodiscard]] bool contains(BlockId id) const noexcept {
-      return std::find(ids_.begin(), ids_.end(), id) != ids_.end();
-    }
-    /// Adds a block if it has a recipe or is read by one. @throws std::bad_alloc
-    void add(BlockId id) {
-      if (leases_.blocks_.at(id).recipe != nullptr) {
-        ids_.push_back(id);
-        leases_.blocks_.recipes().begin_writing(id);
+    EndingRecipes(EndingRecipes const&) = delete;
+    EndingRecipes& operator=(EndingRecipes const&) = delete;
+    ~EndingRecipes() {
+      for (LeaseRequest const& request : requests_) {
+        if (request.access != Access::read) {
+          end_writing(request.id);
+        }
       }
+      std::for_each(added_.begin(), added_.end(), [this](BlockId id) { end_writing(id); });
+    }
+    /// Adds a block that the group will read. @throws std::bad_alloc
+    void add(BlockId id) {
+      added_.push_back(id);
+      leases_.blocks_.recipes().begin_writing(id);
+    }
+    [[nodiscard]] bool has_added(BlockId id) const noexcept {
+      return std::find(added_.begin(), added_.end(), id) != added_.end();
     }
 
    private:
+    void end_writing(BlockId id) noexcept {
+      if (leases_.blocks_.find(id) != nullptr) {  // its owner may have freed it
+        leases_.blocks_.recipes().end_writing(id);
+      }
+    }
+
     Leases& leases_;
-    std::vector<BlockId> ids_;
+    std::span<LeaseRequest const> requests_;
+    std::vector<BlockId> added_;
   };
 
   /// Ends the recipes that must not be used once a lease for writing is held. If the lease will
@@ -729,14 +743,11 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
   for (LeaseRequest const& request : requests) {  // checks all ids before the first is counted
     refuse_lost(blocks_.expect(request.id), request);
   }
-  EndingRecipes ending{*this};
-  bool has_recipes = false;
-  for (LeaseRequest const& request : requests) {
-    has_recipes = has_recipes || blocks_.at(request.id).recipe != nullptr;
-    if (request.access != Access::read) {
-      ending.add(request.id);
-    }
-  }
+  EndingRecipes ending{*this, requests};
+  bool const has_recipes =
+      std::any_of(requests.begin(), requests.end(), [this](LeaseRequest request) {
+        return blocks_.at(request.id).recipe != nullptr;
+      });
   bool const is_at_hand =
       has_recipes && std::all_of(requests.begin(), requests.end(), [&](LeaseRequest request) {
         return is_settled(blocks_.at(request.id), request, on) && !to_recompute(request);
@@ -784,7 +795,7 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
         give(i, lease, block);
         if (block.recipe != nullptr && requests[i].access != Access::read) {
           end_recipes(requests[i], lease);
-        } else if (block.recipe != nullptr && ending.contains(requests[i].id)) {
+        } else if (block.recipe != nullptr && ending.has_added(requests[i].id)) {
           blocks_.recipes().forget(requests[i].id);  // there was no room to recompute it
         }
       }

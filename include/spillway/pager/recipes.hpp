@@ -71,12 +71,13 @@ class BasicRecipes {
   /// Suspends the recipe of a block until `extend`: a lease has been granted under which the block
   /// is changed. No effect if it is suspended for another lease already.
   void suspend(BlockId id, std::uint32_t lease_serial) noexcept {
-    Recipe& recipe = *at(id).recipe;
-    if (!recipe.make || recipe.is_suspended || recipe.extensions == most_extensions) {
+    Recipe* const recipe = at(id).recipe.get();
+    if (recipe == nullptr || !recipe->make || recipe->is_suspended ||
+        recipe->extensions == most_extensions) {
       return forget(id);
     }
-    recipe.is_suspended = true;
-    recipe.changing_lease = lease_serial;
+    recipe->is_suspended = true;
+    recipe->changing_lease = lease_serial;
   }
 
   /// Appends a change to a suspended recipe: `make` does to the recipe's result what the holder of
@@ -258,13 +259,10 @@ class BasicRecipes {
   }
 
   /// Notes that an acquire has begun after which the recipe of this block, and those that read it,
-  /// will end, and that it has succeeded or failed. Until then none of these blocks is dropped.
-  void begin_writing(BlockId id) noexcept { ++at(id).recipe->writers; }
-  void end_writing(BlockId id) noexcept {
-    BlockRecord& block = at(id);
-    --block.recipe->writers;
-    prune(block);
-  }
+  /// will end, and that it has succeeded or failed. Until then none of these blocks is dropped, also
+  /// if its recipe is given meanwhile.
+  void begin_writing(BlockId id) noexcept { ++at(id).writers; }
+  void end_writing(BlockId id) noexcept { --at(id).writers; }
 
   /// Whether a resident block that is about to leave could be recomputed with at most `room_bytes`
   /// of resident blocks at a time.
@@ -430,8 +428,7 @@ class BasicRecipes {
   }
   void prune(BlockRecord& block) noexcept {
     Recipe const& recipe = *block.recipe;
-    if (!recipe.make && recipe.dependents.empty() && recipe.readers == 0 && recipe.writers == 0 &&
-        !recipe.is_orphan) {
+    if (!recipe.make && recipe.dependents.empty() && recipe.readers == 0 && !recipe.is_orphan) {
       block.recipe.reset();
       --nodes_;
     }
@@ -448,7 +445,7 @@ class BasicRecipes {
   /// Returns the chains on both sides of a block; nothing if the block could not be recomputed.
   [[nodiscard]] std::optional<Chains> chains_of(BlockId id) const noexcept {
     BlockRecord const& block = at(id);
-    if (!block.has_recipe() || !block.has_contents() || block.recipe->writers != 0) {
+    if (!block.has_recipe() || !block.has_contents() || block.writers != 0) {
       return std::nullopt;
     }
     std::size_t visits = 0;
@@ -467,7 +464,7 @@ class BasicRecipes {
     Chain longest;
     for (Recipe::Link const& link : (*at(id).recipe).*links) {
       BlockRecord const& block = at(link.block);
-      longest.is_whole = longest.is_whole && block.has_contents() && block.recipe->writers == 0;
+      longest.is_whole = longest.is_whole && block.has_contents() && block.writers == 0;
       bool const is_cycle = link.block == first;
       if (!is_cycle && (!block.needs_recipe() || !block.has_recipe())) {
         continue;
