@@ -165,6 +165,49 @@ TEST_SUITE("pager") {
     }
   }
 
+  TEST_CASE("Leases: an acquire that finds no room fails, also if its block was freed meanwhile") {
+    FourBlocks bench;
+    BlockId const operand = bench.make(1, block_bytes / 2);
+    BlockId const other = bench.make(2, block_bytes / 2);
+    BlockId const freed = bench.make(3, 3 * block_bytes);
+    for (BlockId const made : {other, freed}) {
+      bench.allocator.set_recipe(
+          made, {operand}, std::chrono::nanoseconds{1}, [](auto const&...) {});
+    }
+    std::vector<LeaseRequest> requests{{freed, Access::read}};
+    SUBCASE("the block is on the host") {
+      bench.allocator.set_recipe(freed, {operand}, std::chrono::hours{1}, [](auto const&...) {});
+    }
+    SUBCASE("the block was dropped") {}
+    SUBCASE("another block of the group could be made again without its lease") {
+      requests.push_back({other, Access::read});
+    }
+    bench.allocator.swap_out(freed);
+    bench.allocator.swap_out(other);
+    BlockId const leased = bench.make(4);
+    auto lease = bench.allocator.acquire(leased, Access::read, bench.stream);
+    std::thread thread{[&] {
+      auto const stream = bench.allocator.create_stream();
+      if (requests.size() == 1) {
+        CHECK_THROWS_AS((void)bench.allocator.acquire_all(requests, stream),
+                        spillway::OutOfDeviceMemory);
+      } else {
+        CHECK_THROWS_AS((void)bench.allocator.acquire_all(requests, stream),
+                        spillway::ContractViolation);
+      }
+    }};
+    bench.wait_for_waiting_threads(1);
+    bench.allocator.abandon(freed);
+    bench.allocator.set_capacity(2 * block_bytes);  // less than the block needs
+    thread.join();
+
+    CHECK(bench.allocator.stats().allocated.blocks.current == 3);
+    lease.release();
+    for (BlockId const id : {operand, other, leased}) {
+      bench.allocator.deallocate(id);
+    }
+  }
+
   TEST_CASE("Leases: raising the capacity lets threads that wait for room continue") {
     FourBlocks bench;
     bench.allocator.set_capacity(2 * block_bytes);

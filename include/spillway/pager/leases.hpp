@@ -303,14 +303,24 @@ class Leases {
     }
   }
 
+  /// Checks the blocks of a group that is not held, before the first of them is counted. Their
+  /// owners may free them whenever the lock is released.
+  ///
+  /// @throws ContractViolation for a block that does not exist, BlockLost
+  void check_blocks(std::span<LeaseRequest const> requests) {
+    for (LeaseRequest const& request : requests) {
+      refuse_lost(blocks_.expect(request.id, "acquire"), request);
+    }
+  }
+
   static void refuse_lost(BlockRecord const& block, LeaseRequest request) {
     if (block.is_lost() && request.access != Access::write) {
       throw BlockLost{"the bytes of this block were lost when the device failed: write it anew"};
     }
   }
 
-  /// For a group that has found no room: throws an error that says so if the group would not even
-  /// fit on an empty device.
+  /// For a group that has found no room and is not held any more: throws an error that says so if
+  /// the group would not even fit on an empty device.
   void refuse_too_many(std::span<LeaseRequest const> requests) {
     std::vector<BlockId> ids;
     for (LeaseRequest const& request : requests) {
@@ -320,7 +330,8 @@ class Leases {
     ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
     std::size_t bytes = 0;
     for (BlockId const id : ids) {
-      bytes += blocks_.at(id).bytes;
+      BlockRecord const* const block = blocks_.find(id);
+      bytes += block == nullptr ? 0 : block->bytes;  // its owner may have freed it
     }
     MemoryReport const report = blocks_.report(bytes);
     if (ids.size() > 1 && bytes > report.capacity_bytes) {
@@ -602,8 +613,12 @@ class Leases {
   }
 
   /// Returns a block that must be recomputed before the lease is given: the requested block, if it
-  /// will be read, or a block that would be lost when the requested one is written.
+  /// will be read, or a block that would be lost when the requested one is written. None if the
+  /// requested block, which need not be held, was freed.
   [[nodiscard]] std::optional<BlockId> to_recompute(LeaseRequest request) noexcept {
+    if (blocks_.find(request.id) == nullptr) {
+      return std::nullopt;
+    }
     if (request.access != Access::write && blocks_.at(request.id).needs_recipe()) {
       return request.id;
     }
@@ -740,9 +755,7 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
                                StreamIndex on,
                                Give const& give) {
   refuse_host_function();
-  for (LeaseRequest const& request : requests) {  // checks all ids before the first is counted
-    refuse_lost(blocks_.expect(request.id), request);
-  }
+  check_blocks(requests);
   EndingRecipes ending{*this, requests};
   bool const has_recipes =
       std::any_of(requests.begin(), requests.end(), [this](LeaseRequest request) {
@@ -752,10 +765,10 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
       has_recipes && std::all_of(requests.begin(), requests.end(), [&](LeaseRequest request) {
         return is_settled(blocks_.at(request.id), request, on) && !to_recompute(request);
       });
+  refuse_unwritten(requests);
   if (!is_at_hand) {
     refuse_capture(stream);
   }
-  refuse_unwritten(requests);
   auto const is_incomplete = [this](LeaseRequest request) {
     return to_recompute(request).has_value();
   };
@@ -763,6 +776,7 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
     if (!has_room) {
       // There was no room for the operands of a recipe beside the group. Without the group there
       // is: a block is dropped only if it can be recomputed within the capacity.
+      check_blocks(requests);
       for (LeaseRequest const& request : requests) {
         if (request.access == Access::read && blocks_.at(request.id).needs_recipe()) {
           ending.add(request.id);  // so that it does not leave again without a copy
@@ -770,6 +784,7 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
       }
       recompute_for(requests, stream, on);
     }
+    check_blocks(requests);
     try {
       Pending pending{*this, requests};
       pending.count_all();
