@@ -4,6 +4,8 @@
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/pager/leases.hpp>
+#include <spillway/policy/eviction/queue_eviction.hpp>
+#include <spillway/policy/null_policies.hpp>
 #include <spillway/sim.hpp>
 
 #include <doctest/doctest.h>
@@ -13,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -74,6 +77,26 @@ TEST_SUITE("pager") {
     }
 
     std::vector<BlockId> blocks;
+  };
+
+  /// A device that calls the test at its next copy.
+  struct CallingDevice : spillway::SimApi {
+    using spillway::SimApi::BasicSimApi;
+    void copy(void* to,
+              void const* from,
+              std::size_t bytes,
+              spillway::CopyKind kind,
+              stream_type stream) {
+      if (auto const act = std::exchange(at_next_copy, nullptr)) {
+        act();
+      }
+      spillway::SimApi::copy(to, from, bytes, kind, stream);
+    }
+    std::function<void()> at_next_copy;
+  };
+  struct CallingPolicies : spillway::PoliciesFor<CallingDevice> {
+    using eviction = spillway::LruEviction;
+    using prefetch = spillway::NoPrefetch;
   };
 
   }  // namespace
@@ -162,6 +185,80 @@ TEST_SUITE("pager") {
     bench.free_all();
     for (BlockId const id : {x, y, p, q}) {
       bench.allocator.deallocate(id);
+    }
+  }
+
+  TEST_CASE("Leases: groups that overwrite a block which is just leaving do not block each other") {
+    using Calling = spillway::DeviceAllocator<CallingPolicies>;
+    CallingDevice device{{.capacity_bytes = 64_MiB}};
+    Calling::Options options{.capacity_bytes = 6 * block_bytes};
+    options.host.pinned_bytes = 16_MiB;
+    options.paging.lease_wait = std::chrono::minutes{10};
+    Calling allocator{device, options};
+    auto const stream = allocator.create_stream();
+    auto const make = [&](std::size_t bytes) {
+      BlockId const id = allocator.allocate(bytes);
+      (void)allocator.acquire(id, Access::write, stream);
+      return id;
+    };
+    auto const make_away = [&](std::size_t bytes) {
+      BlockId const id = make(bytes);
+      allocator.swap_out(id);
+      return id;
+    };
+    auto const wait_until = [](auto const& is_so) {
+      while (!is_so()) {
+        std::this_thread::yield();
+      }
+    };
+    auto const is_resident = [&](BlockId id) {
+      return allocator.residency(id) == Residency::device;
+    };
+    auto const overwrite = [&](std::vector<LeaseRequest> const& requests) {
+      auto const other_stream = allocator.create_stream();
+      CHECK(allocator.acquire_all(requests, other_stream).size() == requests.size());
+    };
+    BlockId const x = make_away(block_bytes);
+    BlockId const big = make_away(3 * block_bytes);
+    BlockId const next = make_away(2 * block_bytes);
+    BlockId const small_leased = make(block_bytes);
+    BlockId const big_leased = make(3 * block_bytes);
+    auto small_lease = allocator.acquire(small_leased, Access::read, stream);
+    auto big_lease = allocator.acquire(big_leased, Access::read, stream);
+    BlockId const y = make(2 * block_bytes);
+
+    // The first group asks for `y` while it is leaving, the second one when it is away. Both then
+    // want to fill `x` and `y`.
+    std::thread one;
+    device.at_next_copy = [&] {
+      one =
+          std::thread{overwrite, std::vector<LeaseRequest>{{y, Access::write}, {x, Access::write}}};
+      wait_until([&] {
+        bool is_wanted = false;
+        allocator.for_each_block([&](BlockId id, auto const& block) {
+          is_wanted = is_wanted || (id == y && block.is_leased());
+        });
+        return is_wanted;
+      });
+    };
+    auto next_lease = allocator.acquire(next, Access::read, stream);  // evicts `y`
+    wait_until([&] { return allocator.waiting_threads() == 1; });
+    std::thread other{
+        overwrite,
+        std::vector<LeaseRequest>{{x, Access::write}, {big, Access::write}, {y, Access::write}}};
+    wait_until([&] { return allocator.waiting_threads() == 2; });
+    small_lease.release();  // makes room for `x`
+    wait_until([&] { return is_resident(x); });
+    next_lease.release();  // makes room for `y`, which a group that waits for `x` must not take
+    for (int i = 0; i < 1000 && !is_resident(y); ++i) {
+      std::this_thread::yield();
+    }
+    big_lease.release();
+    one.join();
+    other.join();
+
+    for (BlockId const id : {x, big, next, small_leased, big_leased, y}) {
+      allocator.deallocate(id);
     }
   }
 

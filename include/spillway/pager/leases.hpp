@@ -407,11 +407,11 @@ class Leases {
   /// the same order.
   class ToFill {
    public:
-    /// Adds the request if it is such a request. @throws std::bad_alloc
+    /// Adds the request if it is such a request. @pre the block is settled: while it is not, nobody
+    /// knows whether it will be away @throws std::bad_alloc
     [[nodiscard]] bool try_add(LeaseRequest request, Use use, BlockRecord const& block) {
-      BlockState const state = block.status.settled();
-      bool const is_filled = request.access == Access::write && !detail::is_resident(state) &&
-                             detail::has_contents(state);
+      bool const is_filled =
+          request.access == Access::write && !block.is_resident() && block.has_contents();
       auto const is_same = [&](auto const& other) { return other.first.id == request.id; };
       if (!is_filled && std::none_of(requests_.begin(), requests_.end(), is_same)) {
         return false;
@@ -791,6 +791,7 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
       recompute_for(requests, stream, on);
       ToFill to_fill;
       for (LeaseRequest const& request : requests) {
+        blocks_.wait_until_settled(request.id, &pending);
         BlockRecord& block = blocks_.at(request.id);
         Use const use = blocks_.record_access(block, request);
         if (!to_fill.try_add(request, use, block)) {
