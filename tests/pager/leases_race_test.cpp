@@ -305,6 +305,34 @@ TEST_SUITE("pager") {
     }
   }
 
+  TEST_CASE("Leases: a thread waits for room however many leases end that do not make it") {
+    FourBlocks bench;
+    BlockId const wanted = bench.make_away(1, 4 * block_bytes);
+    BlockId const leased = bench.make(2);
+    BlockId const busy = bench.make(3);
+    auto lease = bench.allocator.acquire(leased, Access::read, bench.stream);
+    std::atomic<bool> has_ended{false};
+    std::thread other{[&] {
+      auto const stream = bench.allocator.create_stream();
+      CHECK_NOTHROW((void)bench.allocator.acquire(wanted, Access::read, stream));
+      has_ended = true;
+    }};
+    bench.wait_for_waiting_threads(1);
+    for (int i = 0; i < 100 && !has_ended; ++i) {
+      auto const waits = bench.allocator.stats().host_waits;
+      (void)bench.allocator.acquire(busy, Access::read, bench.stream);
+      while (bench.allocator.stats().host_waits == waits && !has_ended) {
+        std::this_thread::yield();
+      }
+    }
+    lease.release();
+    other.join();
+
+    for (BlockId const id : {wanted, leased, busy}) {
+      bench.allocator.deallocate(id);
+    }
+  }
+
   TEST_CASE("Leases: raising the capacity lets threads that wait for room continue") {
     FourBlocks bench;
     bench.allocator.set_capacity(2 * block_bytes);

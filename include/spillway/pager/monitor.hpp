@@ -133,16 +133,20 @@ class Monitor {
     bool is_released = false;
   };
 
-  /// Waits until another thread releases memory or a lease, for at most `at_most` and only while
-  /// `may_come()` says that one may. Called with the exclusive right, which is released meanwhile:
-  /// other threads may need it to finish the work for which they hold leases.
-  template <class MayCome>
-  ReleaseWait wait_for_release(std::chrono::milliseconds at_most, MayCome may_come) {
-    ReleaseWait result;
-    std::uint64_t const seen = releases_;
+  using Clock = std::chrono::steady_clock;
+  /// Returns the time in `at_most` from now.
+  [[nodiscard]] static Clock::time_point deadline_in(std::chrono::milliseconds at_most) {
     // Limits a wait that is meant to be endless, since adding it to the clock would overflow.
     constexpr std::chrono::milliseconds most = std::chrono::hours{100 * 365 * 24};
-    auto const deadline = std::chrono::steady_clock::now() + std::min(at_most, most);
+    return Clock::now() + std::min(at_most, most);
+  }
+  /// Waits until another thread releases memory or a lease, until `deadline` at the latest and only
+  /// while `may_come()` says that one may. Called with the exclusive right, which is released
+  /// meanwhile: other threads may need it to finish the work for which they hold leases.
+  template <class MayCome>
+  ReleaseWait wait_for_release(Clock::time_point deadline, MayCome may_come) {
+    ReleaseWait result;
+    std::uint64_t const seen = releases_;
     {
       Waiting const waiting{*this};
       give_up_exclusive();

@@ -53,7 +53,8 @@ struct PagerOptions {
   /// Arenas with up to this many ranges are always searched completely; larger ones only if the
   /// search takes less time than one eviction and return.
   std::size_t few_ranges = 256;
-  /// How long a call that needs room may wait for leases of other threads. Zero: fail at once.
+  /// How long a call may wait in all for leases of other threads, for each block that needs room.
+  /// Zero: fail at once.
   std::chrono::milliseconds lease_wait{10'000};
 };
 
@@ -119,10 +120,13 @@ class Reclaimer {
   ///         or validly swapped out
   std::optional<Placement> take_range(std::size_t bytes, BlockId owner) {
     RangeSource source = RangeSource::free_range;
+    Deadline deadline;
     blocks_.free_orphans();
-    // The number of rounds is bounded, since other threads may take what a round has freed.
+    // The number of rounds is bounded, since other threads may take what a round has freed. The
+    // rounds between two waits are counted: most leases that end do not make enough room, and only
+    // the deadline bounds how many of them are waited for.
     std::size_t const most_rounds = 16 + 4 * blocks_.size();
-    for (std::size_t round = 0; round < most_rounds; ++round) {
+    for (std::size_t rounds_left = most_rounds; rounds_left != 0; --rounds_left) {
       if (auto placement = blocks_.try_place(bytes, owner)) {
         journal_.range_found(source);
         return placement;
@@ -130,7 +134,11 @@ class Reclaimer {
       if (exceeds_capacity(bytes)) {
         break;
       }
-      auto const reclaimed_by = reclaim(bytes);
+      auto reclaimed_by = reclaim(bytes);
+      if (!reclaimed_by && wait_for_release(deadline)) {
+        reclaimed_by = RangeSource::retry;
+        rounds_left = most_rounds;
+      }
       if (blocks_.at(owner).is_resident()) {
         return std::nullopt;
       }
@@ -188,8 +196,10 @@ class Reclaimer {
   ///
   /// @throws OutOfDeviceMemory if what cannot leave takes up more; DeviceError, FileTierError
   void fit_capacity() {
+    Deadline deadline;
     while (resident_bytes() > arena_.capacity_bytes()) {
-      if (!evict_for_room(resident_bytes() - arena_.capacity_bytes()) && !wait_for_release()) {
+      if (!evict_for_room(resident_bytes() - arena_.capacity_bytes()) &&
+          !wait_for_release(deadline)) {
         throw OutOfDeviceMemory{blocks_.report(resident_bytes()), advice_to_fit()};
       }
     }
@@ -262,6 +272,10 @@ class Reclaimer {
   }
 
  private:
+  /// Until when a call waits for leases of other threads: for `PagerOptions::lease_wait` from its
+  /// first wait on.
+  using Deadline = std::optional<typename MonitorType::Clock::time_point>;
+
   /// Whether blocks may be moved whose swap-in is in flight. Such a move has to wait for that copy
   /// and all copies before it, and so does the work that needs the room.
   enum class AfterCopies : bool { no, yes };
@@ -409,9 +423,6 @@ class Reclaimer {
       if (arena_.trims_anywhere() ? join_pieces(bytes) : give_up_reservations_for(bytes)) {
         return RangeSource::retry;
       }
-    }
-    if (wait_for_release()) {
-      return RangeSource::retry;
     }
     return std::nullopt;
   }
@@ -678,14 +689,20 @@ class Reclaimer {
     return true;
   }
 
-  /// Waits until another thread ends a lease. @returns false if there is none to wait for
-  bool wait_for_release() {
+  /// Waits until another thread ends a lease. @returns false if there is none to wait for, or if
+  /// the call has waited long enough
+  bool wait_for_release(Deadline& deadline) {
     if (options_.lease_wait.count() <= 0) {
+      return false;
+    }
+    if (!deadline) {
+      deadline = MonitorType::deadline_in(options_.lease_wait);
+    } else if (*deadline <= MonitorType::Clock::now()) {
       return false;
     }
     std::uint64_t const start_ns = device_.clock_ns();
     auto const result =
-        monitor_.wait_for_release(options_.lease_wait, [this] { return others_hold_leases(); });
+        monitor_.wait_for_release(*deadline, [this] { return others_hold_leases(); });
     if (result.has_slept) {
       journal_.host_waited(1, start_ns, device_.clock_ns());
     }
