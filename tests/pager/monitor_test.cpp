@@ -73,7 +73,8 @@ TEST_SUITE("monitor") {
       Monitor::Exclusive const mine{monitor};
       monitor.notify_release();
     }};
-    auto const result = monitor.wait_for_release(Monitor::deadline_in(1h), [] { return true; });
+    auto const result =
+        monitor.wait_for_release(monitor.releases(), Monitor::deadline_in(1h), [] { return true; });
     CHECK(result.has_slept);
     CHECK(result.is_released);
     CHECK(monitor.is_exclusive_taken());
@@ -84,12 +85,26 @@ TEST_SUITE("monitor") {
     Monitor monitor;
     std::lock_guard const guard{monitor};
     Monitor::Exclusive const exclusive{monitor};
-    auto const none = monitor.wait_for_release(Monitor::deadline_in(1h), [] { return false; });
+    auto const none = monitor.wait_for_release(
+        monitor.releases(), Monitor::deadline_in(1h), [] { return false; });
     CHECK(!none.has_slept);
     CHECK(!none.is_released);
-    auto const late = monitor.wait_for_release(Monitor::deadline_in(1ms), [] { return true; });
+    auto const late = monitor.wait_for_release(
+        monitor.releases(), Monitor::deadline_in(1ms), [] { return true; });
     CHECK(late.has_slept);
     CHECK(!late.is_released);
+  }
+
+  TEST_CASE("Monitor: a release that came before the wait ends it at once") {
+    Monitor monitor;
+    std::lock_guard const guard{monitor};
+    Monitor::Exclusive const exclusive{monitor};
+    auto const seen = monitor.releases();
+    monitor.notify_release();
+    auto const result =
+        monitor.wait_for_release(seen, Monitor::deadline_in(1h), [] { return true; });
+    CHECK(!result.has_slept);
+    CHECK(result.is_released);
   }
 
   TEST_CASE("Monitor: a wait for a release may have no time limit") {
@@ -105,8 +120,10 @@ TEST_SUITE("monitor") {
     }};
     std::lock_guard const guard{monitor};
     Monitor::Exclusive const exclusive{monitor};
-    auto const result = monitor.wait_for_release(
-        Monitor::deadline_in(std::chrono::milliseconds::max()), [] { return true; });
+    auto const result =
+        monitor.wait_for_release(monitor.releases(),
+                                 Monitor::deadline_in(std::chrono::milliseconds::max()),
+                                 [] { return true; });
     CHECK(result.is_released);
   }
 }

@@ -11,9 +11,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <random>
 #include <utility>
@@ -90,6 +92,22 @@ TEST_SUITE("pager") {
     spillway::ModelApi::stream_type stream_ = device_.create_stream();
     std::vector<BlockId> blocks_;
     double free_bytes_ = 0;
+  };
+
+  /// A device that pins no memory, and calls the test when it is asked for the first time.
+  struct PinRefusing : spillway::SimApi {
+    using spillway::SimApi::BasicSimApi;
+    [[nodiscard]] void* try_allocate_pinned(std::size_t /*bytes*/, int /*numa_node*/) {
+      if (auto const call = std::exchange(refuse, nullptr)) {
+        call();
+      }
+      return nullptr;
+    }
+    std::function<void()> refuse;
+  };
+  struct PinRefusingPolicies : spillway::PoliciesFor<PinRefusing> {
+    using eviction = spillway::LruEviction;
+    using prefetch = spillway::NoPrefetch;
   };
 
   /// The default policy, which notes the budgets with which it is asked for plans.
@@ -636,6 +654,41 @@ TEST_SUITE("pager") {
         gaps.emplace_back(bench, 96_KiB, i);
       }
       gaps.clear();
+    }
+  }
+
+  TEST_CASE("Reclaimer: room that a lease leaves during the search is found") {
+    PinRefusing device{{.capacity_bytes = 64_MiB}};
+    using Bench = spillway::DeviceAllocator<PinRefusingPolicies>;
+    Bench::Options options{.capacity_bytes = 384_KiB};
+    options.host.pinned_bytes = 16_MiB;
+    options.paging.compaction = false;
+    options.paging.lease_wait = std::chrono::milliseconds{0};
+    Bench allocator{device, options};
+    auto const stream = allocator.create_stream();
+    BlockId const below = allocator.allocate(64_KiB);
+    BlockId const unleased = allocator.allocate(64_KiB);
+    BlockId const above = allocator.allocate(64_KiB);
+    BlockId const released = allocator.allocate(128_KiB);
+    BlockId const leased = allocator.allocate(64_KiB);
+    (void)allocator.acquire(unleased, Access::write, stream);
+    auto released_lease = allocator.acquire(released, Access::write, stream);
+    auto lease = allocator.acquire(leased, Access::write, stream);
+    allocator.deallocate(below);
+    allocator.deallocate(above);
+    // Enough bytes are free, and the block between them cannot leave since the host refuses memory.
+    // While the host is asked, another block gives its place up.
+    device.refuse = [&] {
+      released_lease.release();
+      allocator.abandon(released);
+    };
+
+    BlockId const added = allocator.allocate(128_KiB);
+
+    CHECK(!device.refuse);
+    lease.release();
+    for (BlockId const id : {added, unleased, leased}) {
+      allocator.deallocate(id);
     }
   }
 

@@ -140,13 +140,18 @@ class Monitor {
     constexpr std::chrono::milliseconds most = std::chrono::hours{100 * 365 * 24};
     return Clock::now() + std::min(at_most, most);
   }
-  /// Waits until another thread releases memory or a lease, until `deadline` at the latest and only
-  /// while `may_come()` says that one may. Called with the exclusive right, which is released
-  /// meanwhile: other threads may need it to finish the work for which they hold leases.
+  /// Returns how many times memory or a lease was released.
+  [[nodiscard]] std::uint64_t releases() const noexcept { return releases_; }
+  /// Waits until more than `seen` releases of memory or of a lease were counted, until `deadline`
+  /// at the latest and only while `may_come()` says that one may come. Called with the exclusive
+  /// right, which is released meanwhile: other threads may need it to finish the work for which
+  /// they hold leases.
+  ///
+  /// @param seen  what `releases` returned before the caller looked for room, since a release may
+  ///              have come while it made device calls without the lock
   template <class MayCome>
-  ReleaseWait wait_for_release(Clock::time_point deadline, MayCome may_come) {
+  ReleaseWait wait_for_release(std::uint64_t seen, Clock::time_point deadline, MayCome may_come) {
     ReleaseWait result;
-    std::uint64_t const seen = releases_;
     {
       Waiting const waiting{*this};
       give_up_exclusive();

@@ -123,8 +123,8 @@ class Reclaimer {
     Deadline deadline;
     blocks_.free_orphans();
     // The number of rounds is bounded, since other threads may take what a round has freed. The
-    // rounds between two waits are counted: most leases that end do not make enough room, and only
-    // the deadline bounds how many of them are waited for.
+    // count begins anew when another thread has ended a lease: most leases do not make enough room,
+    // and only the deadline bounds how many of them are waited for.
     std::size_t const most_rounds = 16 + 4 * blocks_.size();
     for (std::size_t rounds_left = most_rounds; rounds_left != 0; --rounds_left) {
       if (auto placement = blocks_.try_place(bytes, owner)) {
@@ -134,10 +134,11 @@ class Reclaimer {
       if (exceeds_capacity(bytes)) {
         break;
       }
+      std::uint64_t const releases = monitor_.releases();
       auto reclaimed_by = reclaim(bytes);
-      if (!reclaimed_by && wait_for_release(deadline)) {
+      if (!reclaimed_by && wait_for_release(releases, deadline)) {
         reclaimed_by = RangeSource::retry;
-        rounds_left = most_rounds;
+        rounds_left = deadline ? most_rounds : rounds_left;
       }
       if (blocks_.at(owner).is_resident()) {
         return std::nullopt;
@@ -198,8 +199,9 @@ class Reclaimer {
   void fit_capacity() {
     Deadline deadline;
     while (resident_bytes() > arena_.capacity_bytes()) {
+      std::uint64_t const releases = monitor_.releases();
       if (!evict_for_room(resident_bytes() - arena_.capacity_bytes()) &&
-          !wait_for_release(deadline)) {
+          !wait_for_release(releases, deadline)) {
         throw OutOfDeviceMemory{blocks_.report(resident_bytes()), advice_to_fit()};
       }
     }
@@ -273,7 +275,7 @@ class Reclaimer {
 
  private:
   /// Until when a call waits for leases of other threads: for `PagerOptions::lease_wait` from its
-  /// first wait on.
+  /// first wait on. Empty before that, and if it may not wait.
   using Deadline = std::optional<typename MonitorType::Clock::time_point>;
 
   /// Whether blocks may be moved whose swap-in is in flight. Such a move has to wait for that copy
@@ -689,11 +691,12 @@ class Reclaimer {
     return true;
   }
 
-  /// Waits until another thread ends a lease. @returns false if there is none to wait for, or if
-  /// the call has waited long enough
-  bool wait_for_release(Deadline& deadline) {
+  /// Waits until another thread ends a lease, unless that has happened since the monitor counted
+  /// `seen` releases. @returns false if there is none to wait for, or if the call has waited long
+  /// enough
+  bool wait_for_release(std::uint64_t seen, Deadline& deadline) {
     if (options_.lease_wait.count() <= 0) {
-      return false;
+      return monitor_.releases() != seen;
     }
     if (!deadline) {
       deadline = MonitorType::deadline_in(options_.lease_wait);
@@ -702,7 +705,7 @@ class Reclaimer {
     }
     std::uint64_t const start_ns = device_.clock_ns();
     auto const result =
-        monitor_.wait_for_release(*deadline, [this] { return others_hold_leases(); });
+        monitor_.wait_for_release(seen, *deadline, [this] { return others_hold_leases(); });
     if (result.has_slept) {
       journal_.host_waited(1, start_ns, device_.clock_ns());
     }
