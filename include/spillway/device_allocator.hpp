@@ -659,6 +659,13 @@ class DeviceAllocator {
     }
   };
 
+  /// A call of `set_capacity` that has not ended. While it waits for leases others may begin, so
+  /// the capacity is that of the last one, unless it fails.
+  struct CapacityChange {
+    std::uint64_t number = 0;
+    std::size_t bytes = 0;
+  };
+
   DeviceAllocator(std::unique_ptr<device_type> owned, device_type* device, Options options);
 
   void check_recipe(BlockId id,
@@ -817,7 +824,10 @@ class DeviceAllocator {
   detail::LookAhead<Policies> look_ahead_{
       arena_, prefetcher_, blocks_, transfers_, reclaimer_, journal_, monitor_, paging_};
   detail::SyncCopier<device_type> copier_{*device_};
-  std::atomic<int> stream_count_{0};  // `Stream`s that refer to this object
+  std::vector<CapacityChange> capacity_changes_;  // in the order in which they began
+  std::uint64_t capacity_change_count_ = 0;
+  std::size_t kept_capacity_bytes_ = 0;  // the capacity if all these changes fail
+  std::atomic<int> stream_count_{0};     // `Stream`s that refer to this object
 };
 
 template <PolicySet Policies>
@@ -1049,17 +1059,29 @@ template <PolicySet Policies>
 void DeviceAllocator<Policies>::set_capacity(std::size_t bytes) {
   Call const call{*this};
   Exclusive const exclusive{monitor_};
-  std::size_t const before = arena_.capacity_bytes();
-  arena_.set_capacity(bytes);
-  std::size_t const wanted = arena_.capacity_bytes();
+  auto& changes = capacity_changes_;
+  kept_capacity_bytes_ = changes.empty() ? arena_.capacity_bytes() : kept_capacity_bytes_;
+  std::uint64_t const number = ++capacity_change_count_;
+  changes.push_back({number, bytes});
+  auto const find = [&] {  // finds nothing if a later change has succeeded
+    return std::find_if(changes.begin(), changes.end(), [&](CapacityChange const& change) {
+      return change.number == number;
+    });
+  };
   try {
+    arena_.set_capacity(bytes);
     reclaimer_.fit_capacity();
   } catch (...) {
-    if (arena_.capacity_bytes() == wanted) {  // false if another thread has set it meanwhile
-      arena_.set_capacity(before);
+    if (auto const change = find(); change != changes.end()) {
+      changes.erase(change);
+      arena_.set_capacity(changes.empty() ? kept_capacity_bytes_ : changes.back().bytes);
       monitor_.notify_release();
     }
     throw;
+  }
+  if (auto const change = find(); change != changes.end()) {
+    kept_capacity_bytes_ = bytes;
+    changes.erase(changes.begin(), change + 1);
   }
   blocks_.plan();
   monitor_.notify_release();  // wakes threads that wait for room

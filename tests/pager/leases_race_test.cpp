@@ -333,6 +333,46 @@ TEST_SUITE("pager") {
     }
   }
 
+  TEST_CASE("DeviceAllocator: if two threads fail to lower the capacity, it is as it was") {
+    for (int round = 0; round < 20; ++round) {  // the first thread to begin has to fail first
+      CallingDevice device{{.capacity_bytes = 64_MiB}};
+      spillway::DeviceAllocator<CallingPolicies>::Options options{.capacity_bytes =
+                                                                      4 * block_bytes};
+      options.host.pinned_bytes = 16_MiB;
+      options.paging.lease_wait = std::chrono::minutes{10};
+      spillway::DeviceAllocator<CallingPolicies> allocator{device, options};
+      auto const stream = allocator.create_stream();
+      BlockId const large = allocator.allocate(2 * block_bytes);
+      BlockId const small = allocator.allocate(block_bytes);
+      auto large_lease = allocator.acquire(large, Access::write, stream);
+      auto small_lease = allocator.acquire(small, Access::write, stream);
+      auto const lower = [&](std::size_t bytes) {
+        CHECK_THROWS_AS(allocator.set_capacity(bytes), spillway::DeviceError);
+      };
+      std::vector<std::thread> threads;
+      for (std::size_t const bytes : {2 * block_bytes, block_bytes}) {
+        threads.emplace_back(lower, bytes);
+        while (allocator.waiting_threads() != threads.size()) {
+          std::this_thread::yield();
+        }
+      }
+      std::function<void()> const refuse = [&] {
+        device.at_next_copy = refuse;
+        throw spillway::DeviceError{"no more copies"};
+      };
+      device.at_next_copy = refuse;
+      small_lease.release();
+      for (std::thread& thread : threads) {
+        thread.join();
+      }
+
+      CHECK(allocator.stats().capacity_bytes == 4 * block_bytes);
+      large_lease.release();
+      allocator.deallocate(large);
+      allocator.deallocate(small);
+    }
+  }
+
   TEST_CASE("Leases: raising the capacity lets threads that wait for room continue") {
     FourBlocks bench;
     bench.allocator.set_capacity(2 * block_bytes);
