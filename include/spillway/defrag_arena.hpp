@@ -427,28 +427,30 @@ class DefragArena {
   }
 
   /// Calls `visit` with the `RangeView` of each range, in order of segment and address. Holes are
-  /// not shown; the ranges between two holes have a segment number of their own.
+  /// not shown; the ranges between two holes have a segment number of their own. No number is left
+  /// out.
   template <std::invocable<RangeView const&> Visit>
   void for_each_range(Visit visit) const {
     detail::RangeList const& list = map_.list();
-    std::size_t rank = 0;
+    std::size_t begun = 0;  // segments so far, as the visitor sees them
     for (std::uint16_t const segment : list.segments()) {
+      bool is_begun = false;
       for (std::uint32_t node = list.front(segment); node != list.span(segment).wall;
            node = list.table[node].next) {
         RangeNode const& range = list.table[node];
         if (range.state == RangeState::hole) {
-          ++rank;
+          is_begun = false;  // a hole may also be the first or the last range
           continue;
         }
+        begun += std::exchange(is_begun, true) ? 0 : 1;
         bool const is_block = range.state != RangeState::free && range.state != RangeState::claimed;
         visit(RangeView{.address = list.address(segment, range.first),
                         .size_bytes = std::size_t{range.count} * granule_bytes,
-                        .segment = rank,
+                        .segment = begun - 1,
                         .state = range.state,
                         .owner = is_block ? range.owner() : BlockId{},
                         .range = RangeId{is_block ? node : no_node}});
       }
-      ++rank;
     }
   }
 

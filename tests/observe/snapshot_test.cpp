@@ -154,6 +154,38 @@ TEST_SUITE("snapshot") {
     CHECK(now.absent.front().residency == Residency::none);
   }
 
+  TEST_CASE("snapshot: memory below and between addresses that were given back is shown") {
+    testing::SteppedSimApi device{{.capacity_bytes = 8_MiB}};
+    DeviceAllocator<WatchedOnDemand> allocator{device,
+                                               {.capacity_bytes = 4_MiB,
+                                                .initial_bytes = 0,
+                                                .grows_in_place = true,
+                                                .page_bytes = 256_KiB}};
+    auto const stream = device.create_stream();
+    std::vector<decltype(allocator.allocate(1))> blocks;
+    for (std::size_t i = 0; i < 4; ++i) {
+      blocks.push_back(allocator.allocate(512_KiB));
+    }
+    {
+      auto const second = allocator.acquire(blocks[1], Access::write, stream);
+      auto const last = allocator.acquire(blocks[3], Access::write, stream);
+      allocator.deallocate(blocks[0]);
+      allocator.deallocate(blocks[2]);
+      REQUIRE(allocator.trim_sync() == 1_MiB);
+
+      auto const now = snapshot(allocator);
+
+      REQUIRE(now.segments.size() == 2);
+      check_tiles(now);
+      CHECK(now.segments[0].address == reinterpret_cast<std::uintptr_t>(second.data()));
+      CHECK(now.segments[1].address == reinterpret_cast<std::uintptr_t>(last.data()));
+      CHECK(now.segments[0].size_bytes + now.segments[1].size_bytes == now.stats.reserved_bytes);
+    }
+    allocator.deallocate(blocks[1]);
+    allocator.deallocate(blocks[3]);
+    allocator.retire_stream(stream);
+  }
+
   TEST_CASE("snapshot: a block in a segment that was released is not shown") {
     WatchedProgram<WatchedOnDemand> program{1};
     program.run(8);
