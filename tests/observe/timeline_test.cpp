@@ -191,6 +191,27 @@ TEST_SUITE("timeline") {
     CHECK(steps[1].at("args").at("step") == 2);
   }
 
+  TEST_CASE("write_chrome_trace: the last step lasts until the last wait or copy has ended") {
+    std::vector<Record> const records{
+        {.kind = RecordKind::step, .start_ns = 1'000},
+        {.kind = RecordKind::host_wait, .start_ns = 2'000, .end_ns = 5'000},
+        {.kind = RecordKind::grow, .start_ns = 3'000, .end_ns = 3'000}};
+
+    auto const waited = phase(written(records, {}), "X");
+    REQUIRE(waited.size() == 2);
+    CHECK(waited[0].at("name") == "step");
+    CHECK(waited[0].at("dur") == 4);
+
+    auto const copied =
+        phase(written(records,
+                      {},
+                      {{.kind = SpanKind::copy_to_host, .start_ns = 2'000, .end_ns = 9'000},
+                       {.kind = SpanKind::copy_to_host, .start_ns = 3'000, .end_ns = 4'000}}),
+              "X");
+    REQUIRE(copied.size() == 4);
+    CHECK(copied[0].at("dur") == 8);
+  }
+
   TEST_CASE("write_chrome_trace: steps keep their numbers when older ones are dropped") {
     Timeline timeline;
     timeline.set_limit(3);

@@ -216,7 +216,17 @@ class BasicChromeTraceWriter {
     auto const rest = records_.subspan(i + 1);
     auto const next = std::find_if(
         rest.begin(), rest.end(), [](Record const& one) { return one.kind == RecordKind::step; });
-    return next != rest.end() ? next->start_ns : records_.back().start_ns;
+    if (next != rest.end()) {
+      return next->start_ns;
+    }
+    std::uint64_t end_ns = records_.back().start_ns;
+    for (Record const& record : records_) {
+      end_ns = std::max(end_ns, record.end_ns);
+    }
+    for (DeviceSpan const& span : spans_) {
+      end_ns = std::max(end_ns, span.end_ns);
+    }
+    return end_ns;
   }
 
   void write_counters(std::uint64_t time_ns) {
@@ -259,7 +269,7 @@ using ChromeTraceWriter = BasicChromeTraceWriter<>;
 /// are not resident count as swapped out, except those that were allocated in the trace and not
 /// used yet. A record is at the time of the call on the host, so most have no duration. The copies
 /// themselves run later, in stream order; they have tracks of their own if a `TimedDevice` was
-/// used. A step lasts until the next one begins.
+/// used. A step lasts until the next one begins, and the last one until all in the trace has ended.
 ///
 /// @param records  in order of time, as `Timeline::records` gives them
 /// @param now      the allocator's statistics after the last record. Counters and the numbers of
