@@ -183,6 +183,24 @@ TEST_SUITE("timed_device") {
     device.release(memory, 1_MiB);
   }
 
+  TEST_CASE("TimedDevice: a batch of lists that differ in length is refused, as by the device") {
+    TimedDevice<SimApi> device;
+    auto const stream = device.create_stream();
+    std::array<void*, 1> const to{};
+    std::array<void const*, 1> const from{};
+    std::array<std::size_t, 1> const sizes{1};
+
+    CHECK_THROWS_AS(device.copy_batch({}, from, sizes, CopyKind::to_host, stream),
+                    ContractViolation);
+    CHECK_THROWS_AS(device.copy_batch(to, {}, sizes, CopyKind::to_host, stream), ContractViolation);
+    CHECK_THROWS_AS(device.copy_batch(to, from, {}, CopyKind::to_host, stream), ContractViolation);
+    device.copy_batch({}, {}, {}, CopyKind::to_host, stream);
+    device.synchronize(stream);
+
+    CHECK(device.spans().empty());
+    device.destroy_stream(stream);
+  }
+
   TEST_CASE("TimedDevice: work that runs during destruction of the device is not timed") {
     int asked = 0;
     int calls = 0;
