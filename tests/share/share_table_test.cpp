@@ -266,6 +266,35 @@ TEST_SUITE("ShareTable") {
     CHECK(::waitpid(child, nullptr, 0) == child);
   }
 
+  TEST_CASE("ShareTable: a place that the child of a process still locks is passed over") {
+    TemporaryFolder folder;
+    auto const file = folder.path() / "table";
+    Leash const leash;
+    pid_t const child = ::fork();
+    if (child == 0) {
+      auto table =
+          std::make_unique<ShareTable>(file, std::uint64_t{100_MiB}, std::uint64_t{0}, 1.0);
+      if (::fork() == 0) {
+        leash.wait();
+        ::_exit(0);
+      }
+      rlimit const no_core{};
+      (void)::setrlimit(RLIMIT_CORE, &no_core);
+      if (try_die_at_unlock()) {
+        table.reset();  // clears its place, and is killed before it unlocks it
+      }
+      ::_exit(1);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    REQUIRE(WIFSIGNALED(status));
+    CHECK(WTERMSIG(status) == SIGSYS);
+
+    ShareTable table{file, 100_MiB, 0, 1};
+    CHECK(table.update(100_MiB, 0, true).held_bytes == 100_MiB);
+    CHECK(table.members().size() == 1);
+  }
+
   TEST_CASE("ShareTable: a process that may open no more files goes on sharing") {
     TemporaryFolder folder;
     ShareTable table{folder.path() / "table", 100_MiB, 0, 1};

@@ -199,6 +199,7 @@ class BasicShareTable {
   void open(std::string const& file);
   void allocate();
   void join(std::uint64_t capacity_bytes, std::uint64_t least_bytes, double weight);
+  [[nodiscard]] std::size_t lock_place();
   void close() noexcept;
   void drop_the_dead() noexcept;
   void find_shares() noexcept;
@@ -304,31 +305,23 @@ void BasicShareTable<Lazy>::join(std::uint64_t capacity_bytes,
   auto& slots = table_->slots;
   std::uint64_t promised_bytes = 0;
   std::size_t members = 0;
-  std::size_t unused = most_members;
-  for (std::size_t i = 0; i < most_members; ++i) {
-    if (slots[i].is_taken != 0) {
+  for (Slot const& slot : slots) {
+    if (slot.is_taken != 0) {
       ++members;
-      promised_bytes += slots[i].least_bytes;
-    } else {
-      unused = std::min(unused, i);
+      promised_bytes += slot.least_bytes;
     }
   }
   expects(members == 0 || table_->capacity_bytes == capacity_bytes,
           "programs share the device by this file already, and said that it has another capacity",
           {},
           "DeviceShare");
-  expects(unused != most_members,
-          "64 programs share the device by this file already",
-          {},
-          "DeviceShare");
   expects(least_bytes <= capacity_bytes - std::min(capacity_bytes, promised_bytes),
           "the other programs are promised so much that the share's least_bytes are not left",
           {},
           "DeviceShare");
-  if (!lock(fd_, byte_of(unused), F_OFD_SETLK)) {
-    throw_error("lock");
-  }
-  own_ = unused;
+  own_ = lock_place();
+  expects(
+      own_ != most_members, "64 programs share the device by this file already", {}, "DeviceShare");
   table_->capacity_bytes = capacity_bytes;
   slots[own_] = Slot{.is_taken = 1,
                      .process = process_,
@@ -340,6 +333,24 @@ void BasicShareTable<Lazy>::join(std::uint64_t capacity_bytes,
                      .held_bytes = 0,
                      .weight = weight,
                      .is_active = 1};
+}
+
+/// Locks a place that no member has. If a process was killed while it left, its children may still
+/// lock the place that it had; such places are passed over.
+/// @returns `most_members` if there is no place
+template <class Lazy>
+std::size_t BasicShareTable<Lazy>::lock_place() {
+  for (std::size_t i = 0; i < most_members; ++i) {
+    if (table_->slots[i].is_taken == 0) {
+      if (lock(fd_, byte_of(i), F_OFD_SETLK)) {
+        return i;
+      }
+      if (errno != EAGAIN && errno != EACCES) {
+        throw_error("lock");
+      }
+    }
+  }
+  return most_members;
 }
 
 template <class Lazy>
