@@ -368,6 +368,33 @@ TEST_SUITE("DeviceShare") {
     CHECK(first.share->members().size() == 1);
   }
 
+  TEST_CASE("DeviceShare: a program that joins keeps what it is promised while it waits for it") {
+    TemporaryFolder folder;
+    detail::ShareTable other{folder.path() / "table", 1_MiB, 0, 1};
+    (void)other.update(0, 0, true);
+    other.shrink(960_KiB);
+    WatchedMemory memory;
+    memory.leased_bytes = 128_KiB;
+    auto const join_within = [&](std::chrono::milliseconds patience) {
+      return std::make_unique<DeviceShare<WatchedMemory>>(
+          memory,
+          ShareOptions{.file = folder.path() / "table",
+                       .least_bytes = 128_KiB,
+                       .period = 0ms,
+                       .patience = patience});
+    };
+    CHECK_THROWS_WITH_AS(join_within(0ms),
+                         doctest::Contains("did not give up what this one is promised"),
+                         OutOfDeviceMemory);
+    CHECK(memory.least_asked == 128_KiB);  // though only 64 KiB were free
+
+    auto joining = std::async(std::launch::async, [&] { return join_within(1h); });
+    while (other.members().size() != 2 && joining.wait_for(0ms) != std::future_status::ready) {
+    }
+    other.shrink(0);
+    CHECK(joining.get()->capacity_bytes() == 1_MiB);
+  }
+
   TEST_CASE("DeviceShare: a program that can have no thread leaves, and has all memory again") {
     TemporaryFolder folder;
     WatchedMemory memory;

@@ -433,7 +433,8 @@ class DeviceShare {
     auto const advice = table_.update(wanted, claimed_bytes_, is_active, is_firm_);
     claimable_bytes_ = advice.claimable_bytes;
     if (advice.keep_bytes > capacity_bytes_) {
-      memory_.set_capacity(advice.keep_bytes);
+      // While the constructor waits, the memory has `least_bytes`, which may be in use.
+      memory_.set_capacity(std::max<std::size_t>(advice.keep_bytes, least_bytes()));
       capacity_bytes_ = advice.keep_bytes;
     }
     return advice.keep_bytes == advice.held_bytes || give_up(advice.keep_bytes);
