@@ -827,4 +827,30 @@ TEST_SUITE("DeviceShare") {
     CHECK(status == 0);
     CHECK(share->members().at(0).held_bytes == 1_MiB);
   }
+
+  TEST_CASE("DeviceShare: a forked child that ends its share ends none of its own threads") {
+    TemporaryFolder folder;
+    SmallBench bench{shared_options(1_MiB)};
+    using Threaded = DeviceShare<SmallAllocator>;
+    auto share = std::make_unique<Threaded>(
+        bench.allocator,
+        ShareOptions{.file = folder.path() / "table", .least_bytes = 64_KiB, .period = 1h});
+    pid_t const child = ::fork();
+    if (child == 0) {
+      std::atomic<bool> may_end = false;
+      std::thread own{[&] { may_end.wait(false); }};  // has the handle of the share's thread
+      share.reset();
+      may_end = true;
+      may_end.notify_all();
+      try {
+        own.join();
+      } catch (std::system_error const&) {
+        ::_exit(1);
+      }
+      ::_exit(0);
+    }
+    int status = -1;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+  }
 }

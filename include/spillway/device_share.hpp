@@ -149,8 +149,10 @@ class DeviceShare {
   ~DeviceShare() {
     if (!table_.is_own()) {
       if (thread_.joinable()) {  // the thread exists in the parent only
-        thread_.detach();
-        new (&changed_) std::condition_variable;  // the old one would wait for the parent's thread
+        // A thread of this process may have its handle by now, so it must not be detached. The old
+        // condition variable would wait for it.
+        new (&thread_) std::thread;
+        new (&changed_) std::condition_variable;
       }
       return;
     }
