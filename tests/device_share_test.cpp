@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device_share.hpp>
+#include <spillway/page_arena.hpp>
 
 #include <doctest/doctest.h>
 
@@ -707,6 +708,39 @@ TEST_SUITE("DeviceShare") {
       }),
                       OutOfDeviceMemory);
     }
+  }
+
+  TEST_CASE("DeviceShare: what is promised and claimed is whole pages of a memory of pages") {
+    struct PagePolicies : support::SmallPolicies {
+      using arena = MappedPages;
+    };
+    using PageAllocator = DeviceAllocator<PagePolicies>;
+    TemporaryFolder folder;
+    detail::ShareTable other{folder.path() / "table", 1_MiB, 0, 1};
+    (void)other.update(0, 0, true);
+    other.shrink(1_MiB - 100_KiB);
+    SimApi device{{.capacity_bytes = 2_MiB}};
+    PageAllocator memory{device,
+                         {.capacity_bytes = 1_MiB, .initial_bytes = 0, .page_bytes = 64_KiB}};
+    DeviceShare<PageAllocator> share{
+        memory,
+        {.file = folder.path() / "table", .least_bytes = 1_KiB, .period = 0ms, .patience = 0ms}};
+    REQUIRE(memory.stats().capacity_bytes == 64_KiB);  // of 100 KiB
+
+    int calls = 0;
+    auto const allocate = [&] {
+      if (++calls > 3) {
+        throw std::runtime_error{"this goes on for ever"};
+      }
+      return SwappableBuffer<PageAllocator>{memory, 80_KiB};
+    };
+    CHECK_THROWS_AS((void)share.retry(allocate), OutOfDeviceMemory);
+    CHECK(calls == 1);
+
+    other.shrink(0);
+    CHECK(share.retry(allocate).size_bytes() == 80_KiB);
+    CHECK_THROWS_AS((detail::ShareTable{folder.path() / "table", 1_MiB, 1_MiB - 63_KiB, 1}),
+                    ContractViolation);  // a whole page is promised
   }
 
   TEST_CASE("DeviceShare: nearly the whole range of numbers cannot be promised") {

@@ -35,8 +35,10 @@ namespace spillway {
 /// | `m.stats()`                | return its `Stats`                                            |
 /// | `m.set_capacity(bytes)`    | do as `DeviceAllocator::set_capacity` does                    |
 /// | `M::lease_type`, optional  | be the type of leases that only the program ends              |
+/// | `m.rounded_bytes(bytes)`,  | return `bytes` rounded up to the unit in which it uses its    |
+/// | optional                   | capacity, such as a page; without it the unit is 256 bytes    |
 ///
-/// Both functions must be thread-safe. A memory that has `lease_type` is not asked for a capacity
+/// The functions must be thread-safe. A memory that has `lease_type` is not asked for a capacity
 /// below what is leased. An adapter that keeps leases which it ends when its capacity is lowered
 /// must not have that name, since it would never be asked to end them.
 template <class M>
@@ -52,8 +54,9 @@ struct ShareOptions {
   /// memory (`/dev/shm/NAME`). A file that does not exist is created with permissions for its owner
   /// only. It is not removed at the end.
   std::string file;
-  /// The bytes that this program is promised, whatever the others want. If the program must never
-  /// wait for others, this is at least what one of its operations needs at once.
+  /// The bytes that this program is promised, whatever the others want, rounded up to whole pages
+  /// if its memory consists of pages. If the program must never wait for others, this is at least
+  /// what one of its operations needs at once.
   std::size_t least_bytes = 32_MiB;
   /// If two programs together want more than there is, the one with twice the weight gets twice as
   /// much. From 1e-6 to 1e6.
@@ -276,7 +279,7 @@ class DeviceShare {
     std::scoped_lock const one_at_a_time{claiming_};
     std::unique_lock guard{mutex_};
     throw_noted();
-    std::size_t const claimed = round_up(std::min(bytes, most_bytes_), granule_bytes);
+    std::size_t const claimed = round_up(std::min(bytes, most_bytes_), unit_bytes());
     if (bytes > most_bytes_ || claimed > most_bytes_) {
       return ClaimResult::refused;
     }
@@ -357,9 +360,9 @@ class DeviceShare {
   void begin_call(std::size_t bytes) {
     std::unique_lock guard{mutex_};
     throw_noted();
-    std::size_t const most = claimable_bytes_ / granule_bytes * granule_bytes;
-    std::size_t const needed =
-        std::min(round_up(std::min(bytes, most_bytes_), granule_bytes), most);
+    std::size_t const unit = unit_bytes();
+    std::size_t const most = claimable_bytes_ / unit * unit;
+    std::size_t const needed = std::min(round_up(std::min(bytes, most_bytes_), unit), most);
     if (claimed_bytes_ > most) {  // a program has joined since, and is promised a part of it
       claimed_bytes_ = needed;
     }
@@ -393,9 +396,19 @@ class DeviceShare {
     }
   }
 
+  /// Returns the unit in which the memory uses its capacity. A capacity that is no multiple of it
+  /// has the use of the multiple below, so what is promised or claimed must be one.
+  [[nodiscard]] std::size_t unit_bytes() const noexcept {
+    if constexpr (requires { std::as_const(memory_).rounded_bytes(std::size_t{1}); }) {
+      return std::as_const(memory_).rounded_bytes(std::size_t{1});
+    } else {
+      return granule_bytes;
+    }
+  }
   [[nodiscard]] std::size_t least_bytes() const noexcept {
-    constexpr std::size_t most = std::numeric_limits<std::size_t>::max() - granule_bytes;
-    return round_up(std::clamp<std::size_t>(options_.least_bytes, 1, most), granule_bytes);
+    std::size_t const unit = unit_bytes();
+    std::size_t const most = std::numeric_limits<std::size_t>::max() - unit;
+    return round_up(std::clamp<std::size_t>(options_.least_bytes, 1, most), unit);
   }
 
   void run() {

@@ -530,6 +530,9 @@ class OperandLeases {
     explicit Limited(OperandLeases& leases) noexcept : leases_{&leases} {}
     [[nodiscard]] Stats stats() const { return leases_->memory_->stats(); }
     void set_capacity(std::size_t bytes) { leases_->change_capacity(bytes); }
+    [[nodiscard]] std::size_t rounded_bytes(std::size_t bytes) const noexcept {
+      return leases_->memory_->rounded_bytes(bytes);
+    }
 
    private:
     OperandLeases* leases_;
