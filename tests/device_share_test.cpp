@@ -710,6 +710,21 @@ TEST_SUITE("DeviceShare") {
     }
   }
 
+  TEST_CASE("DeviceShare: retry passes on that other memory is full") {
+    TemporaryFolder folder;
+    Program first{folder.path() / "table"};
+    SmallBench other{support::small_options(64_KiB)};
+    int calls = 0;
+    CHECK_THROWS_AS((void)first.share->retry([&] {
+      if (++calls > 3) {
+        throw std::runtime_error{"this goes on for ever"};
+      }
+      return SmallBuffer{other.allocator, 128_KiB};
+    }),
+                    OutOfDeviceMemory);
+    CHECK(calls == 2);  // the share might have grown before the first claim
+  }
+
   TEST_CASE("DeviceShare: what is promised and claimed is whole pages of a memory of pages") {
     struct PagePolicies : support::SmallPolicies {
       using arena = MappedPages;

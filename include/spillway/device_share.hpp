@@ -188,20 +188,23 @@ class DeviceShare {
   /// OutOfDeviceMemory and a larger share could help, claims that share, waits on the host until
   /// the others have given it up, and calls `act` again.
   ///
-  /// @throws OutOfDeviceMemory if the whole capacity would not do, or the others did not give up
-  ///         enough within `patience`; and as `act` and `update`
+  /// @throws OutOfDeviceMemory if the whole capacity would not do, the others did not give up enough
+  ///         within `patience`, or the memory that `act` lacks is not that of this share; and as
+  ///         `act` and `update`
   template <std::invocable Act>
   std::invoke_result_t<Act&> retry(Act act) {
     std::optional<ClaimHold> hold;
-    for (;;) {
+    for (std::optional<std::uint64_t> seen;;) {
       try {
         return act();
       } catch (OutOfDeviceMemory const& error) {
         if (!hold) {
           hold.emplace(*this);
         }
-        if (claim(bytes_to_claim(error.report())) != ClaimResult::granted) {
-          throw;
+        bool const is_granted = claim(bytes_to_claim(error.report())) == ClaimResult::granted;
+        std::uint64_t const changes = capacity_changes_;
+        if (!is_granted || std::exchange(seen, changes) == changes) {
+          throw;  // if granted, `act` has failed with this capacity before
         }
       }
     }
@@ -450,7 +453,7 @@ class DeviceShare {
     if (advice.keep_bytes > capacity_bytes_) {
       // While the constructor waits, the memory has `least_bytes`, which may be in use.
       memory_.set_capacity(std::max<std::size_t>(advice.keep_bytes, least_bytes()));
-      capacity_bytes_ = advice.keep_bytes;
+      note_capacity(advice.keep_bytes);
     }
     return advice.keep_bytes == advice.held_bytes || give_up(advice.keep_bytes);
   }
@@ -486,11 +489,16 @@ class DeviceShare {
     } catch (ContractViolation const&) {
       return false;
     }
-    capacity_bytes_ = bytes;
+    note_capacity(bytes);
     // Leased blocks may keep memory beyond the capacity reserved. A later call gives it up.
     std::size_t const held = std::max<std::size_t>(bytes, memory_.stats().reserved_bytes);
     table_.shrink(held);
     return held == keep_bytes;
+  }
+
+  void note_capacity(std::size_t bytes) noexcept {
+    capacity_bytes_ = bytes;
+    ++capacity_changes_;
   }
 
   /// Returns how many bytes this program wants: the peak of its allocated bytes, on the device or
@@ -516,6 +524,7 @@ class DeviceShare {
   std::size_t most_bytes_;
   detail::ShareTable table_;
   std::atomic<std::size_t> capacity_bytes_{0};
+  std::atomic<std::uint64_t> capacity_changes_{0};  // how often it has been set
   std::mutex claiming_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
