@@ -902,4 +902,32 @@ TEST_SUITE("DeviceShare") {
     REQUIRE(::waitpid(child, &status, 0) == child);
     CHECK(status == 0);
   }
+
+  TEST_CASE("DeviceShare: a forked child does not wait for a call that waits in its parent") {
+    TemporaryFolder folder;
+    detail::ShareTable other{folder.path() / "table", 1_MiB, 0, 1};
+    WatchedMemory memory;
+    auto share = std::make_unique<DeviceShare<WatchedMemory>>(
+        memory,
+        ShareOptions{
+            .file = folder.path() / "table", .least_bytes = 64_KiB, .period = 0ms, .patience = 1h});
+    while (other.update(1_MiB, 512_KiB, true).held_bytes < 512_KiB) {
+      share->update();
+    }
+    auto waiting = std::async(std::launch::async, [&] { return share->claim(1_MiB); });
+    while (!has_claimed(other, 1_MiB - 64_KiB)) {
+      (void)other.update(0, 0, true);
+    }
+    (void)share->members();  // takes the lock, so the call waits
+    pid_t const child = ::fork();
+    if (child == 0) {
+      share.reset();
+      ::_exit(0);
+    }
+    int status = -1;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+    other.shrink(0);
+    CHECK(waiting.get() == ClaimResult::granted);
+  }
 }

@@ -151,12 +151,11 @@ class DeviceShare {
   /// and should be destroyed, too, since the others now count on that memory.
   ~DeviceShare() {
     if (!table_.is_own()) {
-      if (thread_.joinable()) {  // the thread exists in the parent only
-        // A thread of this process may have its handle by now, so it must not be detached. The old
-        // condition variable would wait for it.
-        new (&thread_) std::thread;
-        new (&changed_) std::condition_variable;
-      }
+      // The thread, and those that wait here, exist in the parent only. A thread of this process
+      // may have the handle by now, so it must not be detached. The destructor of the condition
+      // variable would wait until all have been woken.
+      new (&thread_) std::thread;
+      new (&changed_) std::condition_variable;
       return;
     }
     {
