@@ -94,13 +94,14 @@ def _warn_of_earlier_tensors(device_type, least_bytes):
     mistake.
     """
     storages = {}
-    for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor) and thing.device.type == device_type and thing.layout is torch.strided:
-            try:
-                storage = thing.untyped_storage()
-            except (RuntimeError, NotImplementedError):  # it has no storage
-                continue
-            storages[storage._cdata] = storage.nbytes()
+    with torch._C.DisableTorchFunctionSubclass():  # a class may refuse questions, as parameters of lazy modules do
+        for thing in gc.get_objects():
+            if issubclass(type(thing), torch.Tensor) and thing.device.type == device_type and thing.layout is torch.strided:
+                try:
+                    storage = thing.untyped_storage()
+                except (RuntimeError, NotImplementedError):  # it has no storage
+                    continue
+                storages[storage._cdata] = storage.nbytes()
     stay = [n for n in storages.values() if n >= max(least_bytes, LEAST_BYTES)]
     if stay:
         warnings.warn(

@@ -42,6 +42,13 @@ class Buffer:
         return -(-self.bytes // granule) * granule
 
 
+def _plainly():
+    """Returns a context in which tensors are asked without their classes, which may refuse questions (parameters of
+    lazy modules) or answer them otherwise.
+    """
+    return torch._C.DisableTorchFunctionSubclass()
+
+
 class Operation:
     __slots__ = ("name", "ns", "buffers", "scratch")
 
@@ -87,12 +94,14 @@ class Recorder(TorchDispatchMode):
     # Buffers that exist, and new ones.
 
     def __enter__(self):
-        self._find_what_is_there()
+        with _plainly():
+            self._find_what_is_there()
         return super().__enter__()
 
     def __exit__(self, *exception):
         super().__exit__(*exception)
-        self._name_gradients()
+        with _plainly():
+            self._name_gradients()
         for buffer in self.buffers:
             buffer.watch = None
         self._alive.clear()
@@ -136,11 +145,13 @@ class Recorder(TorchDispatchMode):
 
     def _add(self, tensor, born, role, maker):
         """Returns the buffers of a tensor. New ones exist from the operation with number `born` on."""
-        return [self._buffer_of(part, born, role, maker) for part in parts_of(tensor)]
+        with _plainly():
+            return [self._buffer_of(part, born, role, maker) for part in parts_of(tensor)]
 
     def _of(self, tensor):
-        return [self._alive[part.untyped_storage()._cdata] for part in parts_of(tensor)
-                if part.untyped_storage()._cdata in self._alive]
+        with _plainly():
+            return [self._alive[part.untyped_storage()._cdata] for part in parts_of(tensor)
+                    if part.untyped_storage()._cdata in self._alive]
 
     def _buffer_of(self, tensor, born, role, maker):
         storage = tensor.untyped_storage()

@@ -153,6 +153,24 @@ for one in seen:
     assert "4194304 bytes are kept because their addresses were given out" in lines[1]
 
 
+def test_earlier_tensors_are_counted_though_a_class_of_tensors_refuses_to_be_asked(script):
+    out = script("""
+import warnings, torch, spillway_torch
+class Refusing(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise ValueError("not to be asked")
+lazy = torch.nn.LazyLinear(3)
+early = torch.ones(100_000).as_subclass(Refusing)
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    spillway_torch.install(device="cpu", limit=64 << 20)
+for one in seen:
+    print(one.message)
+""")
+    assert "1 tensors (400000 bytes) were made before install()" in out
+
+
 def test_running_out_of_memory_with_nothing_to_reclaim_is_explained_once(script):
     out = script("""
 import warnings, torch, spillway_torch

@@ -114,6 +114,24 @@ assert len(gradients) == 15 and not any(b.weight for b in gradients)
 """)
 
 
+def test_a_step_is_recorded_though_a_class_of_tensors_refuses_to_be_asked(script):
+    out = script("""
+import torch, spillway_torch
+class Refusing(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is not torch.Tensor.exp:
+            raise ValueError("not to be asked")
+        return super().__torch_function__(function, types, args, kwargs or {})
+lazy = torch.nn.LazyLinear(3)
+x = torch.ones(1 << 16).as_subclass(Refusing)
+with spillway_torch.plan(out=None) as plan:
+    y = x.exp()
+print([operation.name for operation in plan.recording.operations], plan.peak_bytes)
+""")
+    assert out.split("]")[0] == "['exp'" and int(out.split("]")[1]) == 2 << 18
+
+
 def test_a_step_cannot_be_recorded_while_tensors_may_leave(script):
     script("""
 import torch, spillway_torch
