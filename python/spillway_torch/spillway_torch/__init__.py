@@ -8,6 +8,7 @@ With these lines a model trains although its tensors need more memory than there
 names of the functions are those of IBM's Large Model Support.
 """
 import gc
+import numbers
 import sys
 import threading
 import warnings
@@ -287,17 +288,21 @@ def plan(limits=None, links=(12.0, 25.0), *, overlap=True, tflops=None, memory_g
     overlap      False: copies take time of the processor that computes, as on the CPU device
     tflops       estimate times for a device of this many TFLOP/s; default: measure them here
     memory_gbps  memory bandwidth of that device, in GB/s; only with `tflops`. Default: 1500
-    least_bytes  as in `install`, but a number
+    least_bytes  as in `install`
     picture      name of an SVG file to draw into; default: none
     out          file to print the table to; None: do not print it
 
-    Raises ValueError for an argument that is not as above. Entering the context raises RuntimeError if support is on,
-    and leaving it raises RuntimeError if no operation was recorded.
+    Raises ValueError for an argument that is not as above. Entering the context raises RuntimeError if support is on
+    or if it was entered before, and leaving it raises RuntimeError if no operation was recorded.
     """
     from . import _plan, _record
-    limits = limits and [_bytes(limit, "plan", "limits") for limit in limits]
+    if isinstance(limits, (str, numbers.Number)):
+        raise ValueError(f"spillway_torch.plan(limits={limits!r}): expected several, such as [{limits!r}]")
+    if limits is not None:
+        limits = [_bytes(limit, "plan", "limits") for limit in limits]
+    least_bytes = _bytes(least_bytes, "plan", "least_bytes")
     for name, value in (("tflops", tflops), ("memory_gbps", memory_gbps)):
-        if value is not None and not 0 < value < float("inf"):
+        if value is not None and not (isinstance(value, numbers.Real) and 0 < value < float("inf")):
             raise ValueError(f"spillway_torch.plan({name}={value!r}): expected a number above 0")
     if memory_gbps is not None and tflops is None:
         raise ValueError(f"spillway_torch.plan(memory_gbps={memory_gbps!r}): give tflops, too, of the same device")

@@ -18,7 +18,10 @@ _MOST_BOUNDED = 20_000  # operations: computing the bound takes time in the squa
 
 
 def _bandwidths(links):
-    numbers = tuple(float(link) for link in links)
+    try:
+        numbers = tuple(float(link) for link in links)
+    except (TypeError, ValueError):  # no collection, or not of numbers
+        numbers = ()
     if not numbers or not all(1e-9 <= number <= 1e9 for number in numbers):
         raise ValueError(f"spillway_torch.plan(links={links!r}): one or more bandwidths, in GB/s from 1e-9 to 1e9")
     return numbers
@@ -45,9 +48,12 @@ class Plan:
         if spillway_torch.get_enabled_lms():
             raise RuntimeError("spillway_torch.plan() records a step at full memory: call set_enabled_lms(False) first, or "
                                "leave install() and set_enabled_lms() out")
-        self._context = contextlib.ExitStack()
-        self._context.enter_context(torch.compiler.set_stance("force_eager"))
-        self._context.enter_context(self._recorder)
+        if self._context is not None:
+            raise RuntimeError("spillway_torch.plan() records one step: call it again for another one")
+        with contextlib.ExitStack() as context:
+            context.enter_context(torch.compiler.set_stance("force_eager"))
+            context.enter_context(self._recorder)
+            self._context = context.pop_all()
         return self
 
     @property
@@ -74,12 +80,10 @@ class Plan:
         if not any(operation.buffers for operation in self.recording.operations):
             raise RuntimeError("spillway_torch.plan(): no operation was recorded. Put the context around a whole step")
         self.peak_bytes = self.recording.peak_bytes
-        with tempfile.NamedTemporaryFile("w", suffix=".csv", delete=False) as file:
-            self.recording.write(file)
-        try:
-            self._replay = _native.Replay(file.name)
-        finally:
-            os.unlink(file.name)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "step.csv")
+            self.write_trace(path)
+            self._replay = _native.Replay(path)
         self.smallest_limit = smallest(
             lambda limit: self._replay.run(limit, self._links[-1], steps=2)["completed"],
             self._replay.largest_operation_bytes, max(self.peak_bytes, self._replay.peak_bytes))

@@ -132,6 +132,38 @@ print([operation.name for operation in plan.recording.operations], plan.peak_byt
     assert out.split("]")[0] == "['exp'" and int(out.split("]")[1]) == 2 << 18
 
 
+def test_a_context_that_cannot_be_entered_changes_nothing(script):
+    """Neither how compiled functions run, nor what a dispatch mode sees."""
+    out = script("""
+import torch, spillway_torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes
+calls = []
+@torch.compile(backend=lambda graph, _: calls.append(1) or graph)
+def double(x):
+    return 2 * x
+x = torch.ones(1 << 16)
+plan = spillway_torch.plan(out=None)
+with plan:
+    double(x)
+before = len(calls)
+try:
+    with plan:
+        pass
+except RuntimeError as error:
+    print("records one step" in str(error))
+recorder = spillway_torch.plan(out=None)
+recorder._recorder._find_what_is_there = lambda: 1 / 0
+try:
+    with recorder:
+        pass
+except ZeroDivisionError:
+    print(modes() == [])
+double(x)
+print(before, len(calls), plan.peak_bytes)
+""")
+    assert out.split() == ["True", "True", "0", "1", str(1 << 19)]
+
+
 def test_a_step_cannot_be_recorded_while_tensors_may_leave(script):
     script("""
 import torch, spillway_torch
@@ -307,7 +339,9 @@ def test_numbers_that_say_nothing_are_refused(complaint, options, named):
 
 
 @pytest.mark.parametrize("options", [{"links": ()}, {"links": (12, 0)}, {"links": (1e300,)}, {"links": (float("nan"),)}, {"tflops": 0},
-                                     {"tflops": -1.0}, {"memory_gbps": float("inf")}, {"memory_gbps": 1e3}, {"limits": ["0.5"]}])
+                                     {"tflops": -1.0}, {"memory_gbps": float("inf")}, {"memory_gbps": 1e3}, {"limits": ["0.5"]},
+                                     {"links": 12}, {"links": ["fast"]}, {"tflops": "100"}, {"limits": "8GiB"}, {"limits": 0},
+                                     {"limits": 1 << 30}, {"least_bytes": "some"}, {"least_bytes": -1}])
 def test_numbers_that_say_nothing_are_refused_by_the_function_too(options):
     with pytest.raises(ValueError, match=rf"spillway_torch\.plan\({next(iter(options))}="):
         spillway_torch.plan(**options)
