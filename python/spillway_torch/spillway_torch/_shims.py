@@ -609,8 +609,14 @@ def _wrap_extension_class(cls):
 
 
 def _is_linked_to_torch(path):
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(b"libc10.so") >= 0
+    """Whether an extension is linked to PyTorch. False if its file is gone: packages are removed or replaced while
+    programs run, and such an extension is hardly ever one for PyTorch.
+    """
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(b"libc10.so") >= 0
+    except (OSError, ValueError):  # ValueError: it is empty
+        return False
 
 
 def _holding_leaves(function):

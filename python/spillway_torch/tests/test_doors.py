@@ -8,7 +8,10 @@ import importlib
 import importlib.util
 import io
 import json
+import pathlib
+import shutil
 import sys
+import sysconfig
 import typing
 import zipfile
 
@@ -967,6 +970,28 @@ for rows in rows, torch.full((1000, 1), 3.0):
     spillway_torch.reclaim_inactive()
     print(int(held.sums().sum()), int(held.dot(vector)), int(extension.Rows.first(vector)), int(held.rows.sum()))
 """).split() == "2097152 2097152 True 2097152 2097152 4000 2000 1 2000 9000 3000 1 3000".split()
+
+
+def test_an_extension_may_be_gone_from_the_disk(script, tmp_path):
+    """The program has loaded it, and its package was replaced or removed since."""
+    file = next(path for path in pathlib.Path(sysconfig.get_config_var("DESTSHARED")).iterdir() if path.name.startswith("_queue."))
+    copies = [tmp_path / name / file.name for name in ("removed", "emptied")]
+    for path in copies:
+        path.parent.mkdir()
+        shutil.copy(file, path)
+    assert script(f"""
+import importlib.util, os, sys
+import torch, spillway_torch
+for number, path in enumerate({[str(path) for path in copies]}):
+    spec = importlib.util.spec_from_file_location("_queue", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules["gone" + str(number)] = module
+    os.remove(path)
+open(path, "w").close()
+spillway_torch.install(device="cpu", limit=64 << 20)
+print(hasattr(torch._C.Future.then, "__wrapped__"))
+""").split() == ["True"]
 
 
 def test_nodes_of_the_graph_that_extensions_wrote_are_operations(script, extension_folder):
