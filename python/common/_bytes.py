@@ -36,12 +36,18 @@ def numbers_of_bytes(call, **values):
     return [number_of_bytes(0 if value is None else value, call, name) for name, value in values.items()]
 
 
-def file_bytes(folder, limit):
-    """Returns the most bytes to put into a folder: `limit`, or if that is 0 half of what is free there."""
-    if folder is None or limit:
-        return limit
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize // 2
+def file_tier(folder, limit):
+    """Returns the argument `file_tier` of `install` as text, which is empty if there is none, and the most bytes to put
+    there: `limit`, or if that is 0 half of what is free. Raises ValueError for what is no folder.
+    """
+    if not folder:
+        return "", limit
+    try:
+        path = os.fsdecode(folder)
+        status = os.statvfs(path)
+    except (TypeError, ValueError, OSError) as error:
+        raise ValueError(f"{__package__}.install(file_tier={folder!r}): expected a folder ({error})") from None
+    return path, limit or status.f_bavail * status.f_frsize // 2
 
 
 def text_of(n):

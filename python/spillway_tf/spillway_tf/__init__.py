@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context as _context
 
 from . import _shims
-from ._bytes import file_bytes as _file_bytes
+from ._bytes import file_tier as _file_tier
 from ._bytes import number_of_bytes as _bytes
 from ._bytes import numbers_of_bytes as _numbers_of_bytes
 from ._device import make_calls as _make_calls
@@ -64,6 +64,7 @@ def install(limit=None, host_limit=None, file_tier=None, *, device=None, file_li
     global _host_limit
     limit, host_limit, file_limit, least_bytes = _numbers_of_bytes(
         "install", limit=limit, host_limit=host_limit, file_limit=file_limit, least_bytes=least_bytes)
+    file_tier, file_limit = _file_tier(file_tier, file_limit)
     with _lock:
         if not _C.is_installed() and _context.context_safe() is not None and _context.context()._initialized:
             raise RuntimeError(
@@ -71,9 +72,9 @@ def install(limit=None, host_limit=None, file_tier=None, *, device=None, file_li
                 "the first operation")
         if not _C.is_installed():
             _C.choose(_kind_of(device))
-        _host_limit = host_limit or _host_limit
-        _C.install(limit or _limit_before_install, _host_limit, str(file_tier or ""),
-                   _file_bytes(file_tier, file_limit), least_bytes)
+        host_limit = host_limit or _host_limit
+        _C.install(limit or _limit_before_install, host_limit, file_tier, file_limit, least_bytes)
+        _host_limit = host_limit
         _shims.install()
         if _C.kind == "gpu":
             tf.config.list_logical_devices()  # makes the devices, or raises an error that says why not

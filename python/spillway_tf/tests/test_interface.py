@@ -167,6 +167,15 @@ def test_parked_in_a_file_nothing_stays_in_host_memory_either(script, tmp_path):
     assert done.stdout.split() == ["True", "True", "0", "0", "120", "True", "True", "True", "True"], done.stderr[-2000:]
 
 
+def test_an_install_that_fails_changes_no_limit(tmp_path):
+    before = spillway_tf.get_lms_host_limit()
+    with pytest.raises(ValueError, match=r"spillway_tf\.install\(file_tier=.*\): expected a folder"):
+        spillway_tf.install(host_limit="5MiB", file_tier=tmp_path / "missing")
+    with pytest.raises(RuntimeError, match="installed already"):
+        spillway_tf.install(host_limit="5MiB")
+    assert spillway_tf.get_lms_host_limit() == before
+
+
 def test_where_to_park_is_checked():
     with pytest.raises(ValueError, match="file_tier"):
         spillway_tf.park("file")

@@ -16,7 +16,7 @@ import warnings
 import torch
 
 from . import _chosen as _C, _shims
-from ._bytes import file_bytes as _file_bytes
+from ._bytes import file_tier as _file_tier
 from ._bytes import number_of_bytes as _bytes
 from ._bytes import numbers_of_bytes as _numbers_of_bytes
 from ._device import make_calls as _make_calls
@@ -66,6 +66,7 @@ def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_li
     limit, host_limit, file_limit, least_bytes, link = _numbers_of_bytes(
         "install", limit=limit, host_limit=host_limit, file_limit=file_limit, least_bytes=least_bytes,
         link_bytes_per_second=link_bytes_per_second)
+    file_tier, file_limit = _file_tier(file_tier, file_limit)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() and _C.has_cuda() else "cpu"))
     with _lock:
         if device.type == "cuda":
@@ -74,8 +75,8 @@ def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_li
         if _C.is_installed():
             raise RuntimeError("spillway_torch is installed already")
         _C.choose(module)
-        _C.install(-1 if device.index is None else device.index, limit or _limit_before_install or 0, host_limit, str(file_tier or ""),
-                   _file_bytes(file_tier, file_limit), least_bytes, link)
+        _C.install(-1 if device.index is None else device.index, limit or _limit_before_install or 0, host_limit, file_tier,
+                   file_limit, least_bytes, link)
         _C.enable(False)
         _shims.install()
         watch_optimizers()

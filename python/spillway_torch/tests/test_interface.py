@@ -260,6 +260,20 @@ def test_what_is_no_number_of_bytes_is_refused_and_not_taken_for_no_limit():
             read(wrong)
 
 
+def test_what_is_no_folder_is_refused_by_name(script, tmp_path):
+    for folder in tmp_path / "missing", str(tmp_path / "missing"), 7:
+        with pytest.raises(ValueError, match=r"spillway_torch\.install\(file_tier=.*\): expected a folder"):
+            spillway_torch.install(device="cpu", file_tier=folder)
+    assert script(f"""
+import torch, spillway_torch
+spillway_torch.install(device="cpu", limit=32 << 20, file_tier={bytes(tmp_path)!r})
+spillway_torch.set_enabled_lms(True)
+x = torch.ones(1 << 20)
+spillway_torch.park("file")
+print(spillway_torch.memory_stats()["host.file_bytes"] >= 4 << 20)
+""").split() == ["True"]
+
+
 def test_other_devices_are_refused_by_name():
     with pytest.raises(NotImplementedError, match="knows the devices cpu and cuda, not xpu"):
         spillway_torch.install(device="xpu")
