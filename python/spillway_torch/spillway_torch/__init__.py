@@ -67,7 +67,9 @@ def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_li
         "install", limit=limit, host_limit=host_limit, file_limit=file_limit, least_bytes=least_bytes,
         link_bytes_per_second=link_bytes_per_second)
     file_tier, file_limit = _file_tier(file_tier, file_limit)
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() and _C.has_cuda() else "cpu"))
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() and _C.has_cuda() else "cpu"
+    device = torch.device(device)
     with _lock:
         if device.type == "cuda":
             _check_cuda(device)

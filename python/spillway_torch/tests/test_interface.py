@@ -281,5 +281,6 @@ def test_other_devices_are_refused_by_name():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_is_refused_by_name_where_there_is_none():
-    with pytest.raises(RuntimeError, match="is_available.. is False here|was built without CUDA"):
-        spillway_torch.install(device="cuda:0")
+    for device in "cuda:0", 0:  # PyTorch's number of the device
+        with pytest.raises(RuntimeError, match="is_available.. is False here|was built without CUDA"):
+            spillway_torch.install(device=device)
