@@ -95,6 +95,19 @@ def reserved_bytes(snapshot, device):
     return sum(segment["total_size"] for segment in snapshot["segments"] if segment.get("device", 0) == device)
 
 
+def analyse(path, wanted):
+    """Returns the index of the device, its buffers as `lifetimes` yields them, and the bytes that PyTorch has reserved there.
+    Ends the program with a message if the file is no snapshot or has no history of the wanted device.
+    """
+    snapshot = read(path)
+    try:
+        device = choose_device(snapshot, wanted)
+        lives = sorted(life for life in lifetimes(snapshot, device) if life[2] > 0)
+        return device, lives, reserved_bytes(snapshot, device)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        sys.exit(f"{NAME}: {path} is no snapshot: its lists are not those of PyTorch ({type(error).__name__}: {error})")
+
+
 def write(lives, file):
     rows = csv.writer(file, lineterminator="\n")
     rows.writerow(["id", "lower", "upper", "size"])
@@ -106,12 +119,10 @@ def main():
     parser.add_argument("snapshot", help="a file written by torch.cuda.memory._dump_snapshot")
     parser.add_argument("--device", type=int, help="index of the device; by default the one with the longest history")
     arguments = parser.parse_args()
-    snapshot = read(arguments.snapshot)
-    device = choose_device(snapshot, arguments.device)
-    lives = sorted(life for life in lifetimes(snapshot, device) if life[2] > 0)
+    device, lives, reserved = analyse(arguments.snapshot, arguments.device)
     write(lives, sys.stdout)
     print(f"device {device}: {len(lives)} buffers, at most {peak(lives) / 2**20:.1f} MiB alive at once; PyTorch has "
-          f"reserved {reserved_bytes(snapshot, device) / 2**20:.1f} MiB at the end", file=sys.stderr)
+          f"reserved {reserved / 2**20:.1f} MiB at the end", file=sys.stderr)
 
 
 if __name__ == "__main__":

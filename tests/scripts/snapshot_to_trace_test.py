@@ -64,7 +64,9 @@ assert "5 buffers, at most 0.0 MiB" in made.stderr and "device 1" in made.stderr
 
 assert "no history of device 0" in run(snapshot, "--device", "0").stderr
 assert run(snapshot, "--device", "7").returncode != 0
-for wrong in [pickle.dumps([Harm()]), b"not a pickle", pickle.dumps([1]), b""]:
+lists_of_others = [{"segments": [], "device_traces": traces} for traces in (5, None, [[1, 2]], [[{"action": "alloc", "addr": 1}]])]
+lists_of_others.append({"segments": [{"address": 1}], "device_traces": [history]})
+for wrong in [pickle.dumps([Harm()]), b"not a pickle", pickle.dumps([1]), b"", *lists_of_others]:
     refused = run(wrong)
     assert refused.returncode != 0 and "is no snapshot" in refused.stderr, refused
     assert "Traceback" not in refused.stderr

@@ -133,9 +133,7 @@ def read_snapshot(arguments):
     from . import _plan_module, _snapshot
     from ._bytes import text_of
     from ._plan import smallest
-    snapshot = _snapshot.read(arguments.program)
-    device = _snapshot.choose_device(snapshot, arguments.device)
-    lives = sorted(life for life in _snapshot.lifetimes(snapshot, device) if life[2] > 0)
+    device, lives, reserved = _snapshot.analyse(arguments.program, arguments.device)
     if not lives:
         sys.exit(f"spillway_torch.plan: the snapshot's history of device {device} has no allocation")
     with tempfile.TemporaryDirectory() as folder:
@@ -143,7 +141,6 @@ def read_snapshot(arguments):
         with open(path, "w", encoding="utf-8") as file:
             _snapshot.write(lives, file)
         replay = _plan_module.Replay(path)
-    reserved = _snapshot.reserved_bytes(snapshot, device)
 
     def fits(limit):
         return replay.run(limit, steps=1, swapping=False)["completed"]
