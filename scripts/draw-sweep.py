@@ -138,7 +138,10 @@ def draw(rows, title):
 
 
 def number(text):
-    return float(text) if text else None
+    made = float(text) if text else None
+    if made is not None and not math.isfinite(made):
+        raise ValueError
+    return made
 
 
 def numbers(row):

@@ -240,6 +240,10 @@ for text in ("", "a,b\n1,2\n"):
 header, row = sweeps.splitlines()[0], sweeps.splitlines()[-1]
 cut = plot(f"{header}\n{row}\n{row[:row.rindex(',')]}\n")
 expect(cut.returncode == 1 and "row 2" in cut.stderr, f"a row that is not whole is named: {cut.stderr}")
+for wrong in ("nan", "inf", "many"):
+    cells = dict(zip(header.split(","), row.split(","))) | {"step_ns": wrong}
+    refused = plot(f"{header}\n{','.join(cells.values())}\n")
+    expect(refused.returncode == 1 and "row 1" in refused.stderr, f"a row with {wrong} is named: {refused.stderr}")
 free = plot(run(trace, "--sweep", "0.5x:2.5x:5", "--link-gbps", "25", "--csv")[1].replace(",25\n", ",0\n"))
 elements = ElementTree.fromstring(free.stdout)
 expect("no link limit" in [element.text for element in elements.iter("{http://www.w3.org/2000/svg}text")], "a link without a bandwidth")
