@@ -50,8 +50,8 @@ def chunk(model, max_capacity):
 
     Returns the model, whose member `spillway_resident_bytes` says how many bytes are kept.
     """
-    page(model)
     left = int(max_capacity)
+    page(model)
     layers = [{t.untyped_storage()._cdata: t for t in _own_tensors(m)} for m in model.modules()]
 
     def size_of(tensors):

@@ -61,6 +61,12 @@ def test_a_layer_that_is_too_large_is_refused_by_name(model):
         spillway_torch.page(model, max_layer_size=1000)
 
 
+def test_a_capacity_that_is_no_number_changes_nothing(model):
+    with pytest.raises(ValueError):
+        spillway_torch.chunk(model, max_capacity="a lot")
+    assert model.training and all(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_storages_that_layers_share_count_once(lms):
     layers = [torch.nn.Linear(512, 512, bias=False) for _ in range(3)]  # 1 MiB each
     layers[1].weight = layers[0].weight
