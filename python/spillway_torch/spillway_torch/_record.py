@@ -113,9 +113,10 @@ class Recorder(TorchDispatchMode):
             kind = type(thing)
             if issubclass(kind, torch.Tensor):
                 tensors.append(thing)
-            elif issubclass(kind, torch.nn.Module):
+            # Objects whose constructor has failed may be alive, too, such as in the traceback of the error.
+            elif issubclass(kind, torch.nn.Module) and hasattr(thing, "_modules"):
                 modules.append(thing)
-            elif issubclass(kind, torch.optim.Optimizer):
+            elif issubclass(kind, torch.optim.Optimizer) and hasattr(thing, "state"):
                 optimizers.append(thing)
         children = {id(child) for module in modules for child in module.children()}
         names = {id(tensor): name for module in modules if id(module) not in children

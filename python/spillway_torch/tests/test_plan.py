@@ -132,6 +132,27 @@ print([operation.name for operation in plan.recording.operations], plan.peak_byt
     assert out.split("]")[0] == "['exp'" and int(out.split("]")[1]) == 2 << 18
 
 
+def test_a_step_is_recorded_though_a_constructor_has_failed(script):
+    """What it has left behind is alive as long as somebody keeps the error."""
+    assert script("""
+import torch, spillway_torch
+class Module(torch.nn.Module):
+    def __init__(self):
+        raise ValueError("not yet")
+class Optimizer(torch.optim.SGD):
+    __init__ = Module.__init__
+errors = []
+for kind in Module, Optimizer:
+    try:
+        kind()
+    except ValueError as error:
+        errors.append(error)
+with spillway_torch.plan(out=None) as plan:
+    torch.ones(1 << 16).exp()
+print(plan.peak_bytes)
+""").split() == [str(1 << 19)]
+
+
 def test_a_context_that_cannot_be_entered_changes_nothing(script):
     """Neither how compiled functions run, nor what a dispatch mode sees."""
     out = script("""
