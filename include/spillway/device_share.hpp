@@ -187,9 +187,9 @@ class DeviceShare {
   /// OutOfDeviceMemory and a larger share could help, claims that share, waits on the host until
   /// the others have given it up, and calls `act` again.
   ///
-  /// @throws OutOfDeviceMemory if the whole capacity would not do, the others did not give up enough
-  ///         within `patience`, or the memory that `act` lacks is not that of this share; and as
-  ///         `act` and `update`
+  /// @throws OutOfDeviceMemory if the whole capacity would not do, the others did not give up
+  ///         enough within `patience`, or the memory that `act` lacks is not that of this share;
+  ///         and as `act` and `update`
   template <std::invocable Act>
   std::invoke_result_t<Act&> retry(Act act) {
     std::optional<ClaimHold> hold;

@@ -259,8 +259,8 @@ class BasicRecipes {
   }
 
   /// Notes that an acquire has begun after which the recipe of this block, and those that read it,
-  /// will end, and that it has succeeded or failed. Until then none of these blocks is dropped, also
-  /// if its recipe is given meanwhile.
+  /// will end, and that it has succeeded or failed. Until then none of these blocks is dropped,
+  /// even if its recipe is given meanwhile.
   void begin_writing(BlockId id) noexcept { ++at(id).writers; }
   void end_writing(BlockId id) noexcept { --at(id).writers; }
 
