@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <set>
 #include <thread>
@@ -265,6 +266,46 @@ TEST_SUITE("host_api") {
     CHECK(WIFEXITED(status));
     CHECK(WEXITSTATUS(status) == 0);
     CHECK(to[4095] == 3);
+  }
+
+  TEST_CASE("HostApi: a forked child does not wait for threads that waited in its parent") {
+    for (int i = 0; i < 10; ++i) {
+      auto device = std::make_unique<HostApi>();
+      auto const stream = device->create_stream();
+      std::promise<void> begun;
+      std::promise<void> may_end;
+      device->launch(stream, [&] {
+        begun.set_value();
+        may_end.get_future().wait();
+      });
+      begun.get_future().wait();
+      std::atomic<int> waiting = 0;
+      std::vector<std::thread> threads;
+      for (int k = 0; k < 8; ++k) {
+        threads.emplace_back([&] {
+          ++waiting;
+          device->synchronize(stream);
+        });
+      }
+      while (waiting != 8) {
+        std::this_thread::yield();
+      }
+      threads.emplace_back([&] { may_end.set_value(); });
+      device->before_fork();  // some threads have been woken, and wait for the lock
+      pid_t const child = ::fork();
+      if (child == 0) {
+        device->after_fork_in_child();
+        device.reset();
+        ::_exit(0);
+      }
+      device->after_fork_in_parent();
+      for (std::thread& thread : threads) {
+        thread.join();
+      }
+      int status = -1;
+      REQUIRE(::waitpid(child, &status, 0) == child);
+      REQUIRE(status == 0);
+    }
   }
 
   TEST_CASE("HostApi: before_fork waits again for a stream that got work during the wait") {

@@ -20,6 +20,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -679,6 +680,9 @@ void BasicHostApi<Lazy>::after_fork_in_child() noexcept {
   all_.clear();
   leaving_.clear();
   idle_.clear();
+  // Threads that only the parent has may have been waiting here; the destructor would wait for
+  // them.
+  new (&progress_) std::condition_variable;
   end_fork();
 }
 
