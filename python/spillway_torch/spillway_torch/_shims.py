@@ -582,6 +582,8 @@ def _wrap_extension(module, functions):
     """
     for name, value in list(vars(module).items()):
         if isinstance(value, types.BuiltinFunctionType):
+            if not _is_of(value, module.__name__):
+                continue
             call = functions[id(value)] = _holding_leaves(value)
             call.__module__, call.__qualname__ = module.__name__, name  # pickle finds it by these names
             setattr(module, name, call)
@@ -589,6 +591,12 @@ def _wrap_extension(module, functions):
             _wrap_extension_class(value)
         elif isinstance(value, types.ModuleType) and value.__name__.startswith(module.__name__ + "."):
             _wrap_extension(value, functions)
+
+
+def _is_of(function, name):
+    """Whether a function is of the extension with this name or its submodules, and not one that it has imported."""
+    home = function.__module__ or ""
+    return home not in sys.modules or home == name or home.startswith(name + ".") or name.startswith(home + ".")
 
 
 def _wrap_extension_class(cls):

@@ -972,6 +972,21 @@ for rows in rows, torch.full((1000, 1), 3.0):
 """).split() == "2097152 2097152 True 2097152 2097152 4000 2000 1 2000 9000 3000 1 3000".split()
 
 
+def test_functions_that_an_extension_has_imported_stay_what_they_are(script, tmp_path):
+    """As the module of a Cython file, which holds all that it imports by name. Functions are replaced in all modules."""
+    (tmp_path / "linked.so").write_bytes(b"libc10.so")
+    assert script(f"""
+import importlib.machinery, math, sys, types
+import torch, spillway_torch
+module = sys.modules["linked"] = types.ModuleType("linked")
+loader = importlib.machinery.ExtensionFileLoader("linked", {str(tmp_path / "linked.so")!r})
+module.__spec__ = importlib.machinery.ModuleSpec("linked", loader)
+taken = module.sqrt, module.len, module.empty = math.sqrt, len, torch.empty
+spillway_torch.install(device="cpu", limit=64 << 20)
+print(taken == (math.sqrt, len, torch.empty) == (module.sqrt, module.len, module.empty), taken[0].__module__)
+""").split() == ["True", "math"]
+
+
 def test_an_extension_may_be_gone_from_the_disk(script, tmp_path):
     """The program has loaded it, and its package was replaced or removed since."""
     file = next(path for path in pathlib.Path(sysconfig.get_config_var("DESTSHARED")).iterdir() if path.name.startswith("_queue."))
