@@ -6,6 +6,7 @@ import collections
 import contextlib
 import os
 import tempfile
+import threading
 
 import torch
 
@@ -25,6 +26,30 @@ def _bandwidths(links):
     if not numbers or not all(1e-9 <= number <= 1e9 for number in numbers):
         raise ValueError(f"spillway_torch.plan(links={links!r}): one or more bandwidths, in GB/s from 1e-9 to 1e9")
     return numbers
+
+
+_lock = threading.Lock()
+_eager = contextlib.ExitStack()
+_eager_plans = 0  # contexts that need `_eager`
+
+
+@contextlib.contextmanager
+def _running_eagerly():
+    """Makes compiled functions run as they are written. PyTorch's setting for this is one of the whole process, and
+    contexts of several threads need not end in the order in which they began: the last one resets it.
+    """
+    global _eager_plans
+    with _lock:
+        if _eager_plans == 0:
+            _eager.enter_context(torch.compiler.set_stance("force_eager"))
+        _eager_plans += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _eager_plans -= 1
+            if _eager_plans == 0:
+                _eager.close()
 
 
 class Plan:
@@ -51,7 +76,7 @@ class Plan:
         if self._context is not None:
             raise RuntimeError("spillway_torch.plan() records one step: call it again for another one")
         with contextlib.ExitStack() as context:
-            context.enter_context(torch.compiler.set_stance("force_eager"))
+            context.enter_context(_running_eagerly())
             context.enter_context(self._recorder)
             self._context = context.pop_all()
         return self

@@ -153,6 +153,38 @@ print(plan.peak_bytes)
 """).split() == [str(1 << 19)]
 
 
+def test_steps_of_several_threads_are_recorded_at_the_same_time(script):
+    """In whatever order they end, functions are compiled again afterwards."""
+    assert script("""
+import threading, torch, spillway_torch
+calls, plans = [], []
+@torch.compile(backend=lambda graph, _: calls.append(1) or graph)
+def double(x):
+    return 2 * x
+x = torch.ones(1 << 16)
+began, both, one = threading.Event(), threading.Barrier(2), threading.Event()
+def record(is_first):
+    if not is_first:
+        began.wait()
+    with spillway_torch.plan(out=None) as plan:
+        began.set()
+        both.wait()
+        double(x)
+        if not is_first:
+            one.wait()
+    one.set()
+    plans.append(plan.peak_bytes)
+threads = [threading.Thread(target=record, args=(is_first,)) for is_first in (True, False)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(calls), *plans)
+double(x)
+print(len(calls))
+""").split() == ["0", str(1 << 19), str(1 << 19), "1"]
+
+
 def test_a_context_that_cannot_be_entered_changes_nothing(script):
     """Neither how compiled functions run, nor what a dispatch mode sees."""
     out = script("""
