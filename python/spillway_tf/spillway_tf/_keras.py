@@ -36,6 +36,7 @@ class LMSStatsLogger(tf.keras.callbacks.Callback):
         if getattr(self.model, "jit_compile", False) and not self.model.run_eagerly and C.is_installed():
             warnings.warn("spillway_tf: Keras compiles the training step into one operation, all of whose tensors have to "
                           "fit together: compile the model with jit_compile=False", stacklevel=2)
+        self._close()  # if the training before has ended in an error
         self._file = open(self._path, "w", newline="")
         self._rows = csv.writer(self._file)
         self._rows.writerow(("step", "epoch", "seconds", "loss") + COLUMNS)
@@ -59,4 +60,10 @@ class LMSStatsLogger(tf.keras.callbacks.Callback):
         self._step += 1
 
     def on_train_end(self, logs=None):
-        self._file.close()
+        self._close()
+
+    def _close(self):
+        """Closes the file, and forgets it, since a callback with a file could not be copied."""
+        if self._file is not None:
+            self._file.close()
+        self._file = self._rows = None

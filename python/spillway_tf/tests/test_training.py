@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training with half of the memory that it needs gives bitwise the same results."""
+import copy
 import csv
 import types
 
@@ -54,3 +55,15 @@ def test_a_training_step_that_is_one_operation_is_warned_of(tmp_path):
     with pytest.warns(UserWarning, match="jit_compile=False"):
         logger.on_train_begin()
     logger.on_train_end()
+
+
+def test_a_logger_keeps_no_file_after_a_training(tmp_path):
+    """It can be copied then, as tuners do, and leaves none open if a training ended in an error."""
+    logger = spillway_tf.LMSStatsLogger(tmp_path / "x.csv")
+    logger.set_model(types.SimpleNamespace(jit_compile=False))
+    logger.on_train_begin()
+    file = logger._file
+    logger.on_train_begin()  # of the next training
+    assert file.closed
+    logger.on_train_end()
+    assert copy.deepcopy(logger) is not logger
