@@ -72,7 +72,7 @@ def unpage(model):
     """Ends `page` or `chunk`: the weights may be written again. Those that `chunk` has kept stay on the device. Eval
     mode and `requires_grad` are left as they are. Returns the model.
     """
-    for tensor in _all_tensors(model):
+    for tensor in _all_tensors(model) if _C.is_installed() else ():
         _C.freeze(tensor, False)
     hook = model.__dict__.pop(_HOOK, None)
     if hook is not None:

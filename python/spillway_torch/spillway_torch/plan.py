@@ -54,6 +54,17 @@ class StepRecorder:
             raise Recorded
 
 
+def page(model, *_, **__):
+    """Does to a model what `page` of the package does, except that nothing leaves."""
+    return model.eval().requires_grad_(False)
+
+
+def chunk(model, *_, **__):
+    """The same for `chunk`. Nothing counts as kept."""
+    model.spillway_resident_bytes = 0
+    return page(model)
+
+
 def run(arguments, plan):
     """Runs the program as if it had been started directly, until its step has been recorded."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -64,8 +75,7 @@ def run(arguments, plan):
         setattr(spillway_torch, name, lambda *_, **__: None)
     for name in ("park", "wake", "reclaim_inactive", "empty_cache"):
         setattr(spillway_torch, name, lambda *_, **__: 0)
-    for name in ("page", "chunk"):
-        setattr(spillway_torch, name, lambda model, *_, **__: model.eval().requires_grad_(False))
+    spillway_torch.page, spillway_torch.chunk = page, chunk
     spillway_torch.memory_stats = lambda *_, **__: collections.defaultdict(int)
     steps = StepRecorder(plan, arguments.step)
     register_optimizer_step_post_hook(steps.after_step)

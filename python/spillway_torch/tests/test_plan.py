@@ -318,8 +318,8 @@ spillway_torch.set_recompute(True)
 spillway_torch.set_codec("lossless")
 spillway_torch.set_codec("lossless", for_=model.parameters())
 spillway_torch.keep(model)
-spillway_torch.page(torch.nn.Linear(8, 8))
-spillway_torch.chunk(torch.nn.Linear(8, 8), 1 << 20)
+spillway_torch.unpage(spillway_torch.page(torch.nn.Linear(8, 8)))
+assert spillway_torch.chunk(torch.nn.Linear(8, 8), 1 << 20).spillway_resident_bytes == 0
 for i in range(4):
     spillway_torch.begin_step()
     with spillway_torch.hold(model):
