@@ -442,7 +442,7 @@ class DefragArena {
           is_begun = false;  // a hole may also be the first or the last range
           continue;
         }
-        begun += std::exchange(is_begun, true) ? 0 : 1;
+        begun += std::exchange(is_begun, true) ? 0U : 1U;
         bool const is_block = range.state != RangeState::free && range.state != RangeState::claimed;
         visit(RangeView{.address = list.address(segment, range.first),
                         .size_bytes = std::size_t{range.count} * granule_bytes,
