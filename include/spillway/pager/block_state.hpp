@@ -207,7 +207,7 @@ struct Recipe {
 /// `Blocks` owns the records. It makes every change of a block's state but two, since `Transfers`
 /// begins and ends `copying_out` and `moving`. Beside it, `Transfers` writes the host slot, and the
 /// address and the fences of what it has copied or moved; `Leases` writes the counts of leases, the
-/// leaser, and the fences when a lease ends; `Recipes` writes the recipe.
+/// leaser, and the fences when a lease ends; `Recipes` writes the recipe and counts the writers.
 struct BlockRecord {
   std::size_t requested_bytes = 0;
   std::size_t bytes = 0;         // rounded up to the granule
