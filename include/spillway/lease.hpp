@@ -28,8 +28,8 @@ struct LeaseRecord {
   detail::BlockRecord* record = nullptr;  // valid while the block is leased
   StreamIndex stream = StreamIndex::none;
   Access access = Access::read;
-  bool is_sole = false;      // no other lease was held when this one was given
-  std::uint32_t serial = 0;  // the block's lease counter at that moment
+  std::uint8_t thread = 0;   // the index of the thread that acquired it (`Monitor`)
+  std::uint32_t serial = 0;  // the block's lease counter when it was given
 };
 
 /// Keeps one block on the device, at one address, for as long as the lease lives.

@@ -219,4 +219,34 @@ TEST_SUITE("allocator_race") {
     CHECK(failed + succeeded == 2);
     CHECK(failed >= 1);
   }
+
+  TEST_CASE("DeviceAllocator: threads that share a block do not wait for each other's leases") {
+    constexpr std::size_t threads = 3;
+    spillway::SimApi device{{.capacity_bytes = 64_MiB}};
+    Allocator::Options options = small(1_MiB);
+    options.paging.lease_wait = std::chrono::hours{1};  // a deadlock would be seen as a time-out
+    Allocator allocator{device, options};
+    Buffer shared{allocator, 896_KiB};
+    auto const first = device.create_stream();
+    shared.acquire(Access::write, first).release();
+    allocator.retire_stream(first);
+    std::atomic<std::size_t> failed{0};
+    std::barrier all_hold{threads};
+
+    run_threads(threads, [&](std::size_t) {
+      auto const stream = device.create_stream();
+      {
+        auto const lease = shared.acquire(Access::read, stream);
+        all_hold.arrive_and_wait();
+        try {
+          Buffer const more{allocator, 256_KiB};
+        } catch (spillway::OutOfDeviceMemory const&) {
+          ++failed;
+        }
+      }
+      allocator.retire_stream(stream);
+    });
+
+    CHECK(failed >= 1);
+  }
 }

@@ -192,6 +192,34 @@ TEST_SUITE("laws") {
     CHECK(bench.kernels.failures() == 0);
   }
 
+  TEST_CASE("Law 3: A stalled under a lease, B had a lease meanwhile, C takes the range") {
+    for (bool const is_first_to_end : {true, false}) {
+      CAPTURE(is_first_to_end);
+      Bench bench{256_KiB};
+      Buffer shared{bench.allocator, 256_KiB};
+      bench.write(shared, 1, 1);
+      bench.run();
+      bench.device.stall(bench.streams[0]);
+      auto a = shared.acquire(Access::read, bench.streams[0]);
+      bench.kernels.check(bench.device, bench.streams[0], a.data(), a.size_bytes(), 1);
+      auto b = shared.acquire(Access::write, bench.streams[1]);
+      if (is_first_to_end) {
+        a.release();
+      }
+      b.release();
+      a.release();
+      shared.reset();
+
+      Buffer c{bench.allocator, 256_KiB};
+      bench.write(c, 3, 2);
+      bench.device.run_all();
+      bench.device.resume(bench.streams[0]);
+      bench.device.run_all();
+      CHECK(bench.kernels.checks() == 1);
+      CHECK(bench.kernels.failures() == 0);
+    }
+  }
+
   TEST_CASE("Law 4: a clean block is dropped, and Access::write brings nothing in") {
     Bench bench{256_KiB};
     Buffer a{bench.allocator, 256_KiB};

@@ -4,14 +4,29 @@
 #include <doctest/doctest.h>
 
 #include <chrono>
+#include <cstddef>
+#include <latch>
 #include <mutex>
 #include <stop_token>
 #include <thread>
+#include <tuple>
+#include <vector>
 
 namespace {
 
 using Monitor = spillway::detail::Monitor<std::mutex>;
 using namespace std::chrono_literals;
+
+/// Runs `work` on a thread of its own, which holds the lock instead of the caller.
+template <class Work>
+void run(std::unique_lock<Monitor>& guard, Work work) {
+  guard.unlock();
+  std::thread{[&] {
+    std::lock_guard const inner{*guard.mutex()};
+    work();
+  }}.join();
+  guard.lock();
+}
 
 }  // namespace
 
@@ -50,59 +65,101 @@ TEST_SUITE("monitor") {
       std::lock_guard const guard{monitor};
       CHECK(monitor.wait_while([&] { return is_blocked; }));
       CHECK(monitor.waiting_count() == 0);
-      CHECK(!monitor.is_waiting(std::this_thread::get_id()));
       CHECK(!monitor.wait_while([] { return false; }));
     }};
     for (bool is_seen = false; !is_seen;) {
       std::this_thread::yield();
       std::lock_guard const guard{monitor};
-      is_seen = monitor.is_waiting(other.get_id());
+      is_seen = monitor.waiting_count() == 1;
     }
     std::lock_guard const guard{monitor};
-    CHECK(monitor.waiting_count() == 1);
     is_blocked = false;
     monitor.notify();
   }
 
   TEST_CASE("Monitor: waiting for a release gives up the exclusive right meanwhile") {
     Monitor monitor;
-    std::lock_guard const guard{monitor};
+    std::unique_lock guard{monitor};
+    Monitor::ThreadIndex lease{};
+    run(guard, [&] { lease = monitor.begin_leases(1); });
     Monitor::Exclusive const exclusive{monitor};
     std::jthread const other{[&] {
       std::lock_guard const inner{monitor};
       Monitor::Exclusive const mine{monitor};
-      monitor.notify_release();
+      monitor.end_lease(lease);
     }};
-    auto const result =
-        monitor.wait_for_release(monitor.releases(), Monitor::deadline_in(1h), [] { return true; });
+    auto const result = monitor.wait_for_release(monitor.releases(), Monitor::deadline_in(1h));
     CHECK(result.has_slept);
     CHECK(result.is_released);
     CHECK(monitor.is_exclusive_taken());
   }
 
-  TEST_CASE(
-      "Monitor: a wait for a release ends at once if none can come, otherwise after its time") {
+  TEST_CASE("Monitor: a wait for a release ends at once if no other thread holds leases") {
     Monitor monitor;
     std::lock_guard const guard{monitor};
     Monitor::Exclusive const exclusive{monitor};
-    auto const none = monitor.wait_for_release(
-        monitor.releases(), Monitor::deadline_in(1h), [] { return false; });
-    CHECK(!none.has_slept);
-    CHECK(!none.is_released);
-    auto const late = monitor.wait_for_release(
-        monitor.releases(), Monitor::deadline_in(1ms), [] { return true; });
-    CHECK(late.has_slept);
-    CHECK(!late.is_released);
+    auto const mine = monitor.begin_leases(3);
+    auto const result = monitor.wait_for_release(monitor.releases(), Monitor::deadline_in(1h));
+    CHECK(!result.has_slept);
+    CHECK(!result.is_released);
+    for (int i = 0; i < 3; ++i) {
+      monitor.end_lease(mine);
+    }
+  }
+
+  TEST_CASE("Monitor: a wait for a release ends after its time while others hold leases") {
+    Monitor monitor;
+    std::unique_lock guard{monitor};
+    run(guard, [&] { std::ignore = monitor.begin_leases(1); });
+    Monitor::Exclusive const exclusive{monitor};
+    auto const result = monitor.wait_for_release(monitor.releases(), Monitor::deadline_in(1ms));
+    CHECK(result.has_slept);
+    CHECK(!result.is_released);
+  }
+
+  TEST_CASE("Monitor: more threads than it can tell apart count as running") {
+    constexpr std::ptrdiff_t many = 100;
+    Monitor monitor;
+    std::vector<Monitor::ThreadIndex> leases;
+    std::latch all_hold{many};
+    std::latch is_over{1};
+    std::vector<std::jthread> others;
+    for (std::ptrdiff_t i = 0; i < many; ++i) {
+      others.emplace_back([&] {
+        {
+          std::lock_guard const guard{monitor};
+          leases.push_back(monitor.begin_leases(1));
+        }
+        all_hold.count_down();
+        is_over.wait();
+      });
+    }
+    all_hold.wait();
+    std::lock_guard const guard{monitor};
+    Monitor::Exclusive const exclusive{monitor};
+    auto const wait = [&] {
+      return monitor.wait_for_release(monitor.releases(), Monitor::deadline_in(1ms));
+    };
+    auto const mine = monitor.begin_leases(1);
+    for (auto const lease : leases) {
+      monitor.end_lease(lease);
+    }
+    CHECK(wait().has_slept);
+    monitor.end_lease(mine);
+    auto const again = monitor.begin_leases(1);  // the caller can be told apart now
+    CHECK(!wait().has_slept);
+    monitor.end_lease(again);
+    is_over.count_down();
   }
 
   TEST_CASE("Monitor: a release that came before the wait ends it at once") {
     Monitor monitor;
-    std::lock_guard const guard{monitor};
+    std::unique_lock guard{monitor};
+    run(guard, [&] { std::ignore = monitor.begin_leases(1); });
     Monitor::Exclusive const exclusive{monitor};
     auto const seen = monitor.releases();
     monitor.notify_release();
-    auto const result =
-        monitor.wait_for_release(seen, Monitor::deadline_in(1h), [] { return true; });
+    auto const result = monitor.wait_for_release(seen, Monitor::deadline_in(1h));
     CHECK(!result.has_slept);
     CHECK(result.is_released);
   }
@@ -118,12 +175,11 @@ TEST_SUITE("monitor") {
         std::this_thread::yield();
       }
     }};
-    std::lock_guard const guard{monitor};
+    std::unique_lock guard{monitor};
+    run(guard, [&] { std::ignore = monitor.begin_leases(1); });
     Monitor::Exclusive const exclusive{monitor};
-    auto const result =
-        monitor.wait_for_release(monitor.releases(),
-                                 Monitor::deadline_in(std::chrono::milliseconds::max()),
-                                 [] { return true; });
+    auto const result = monitor.wait_for_release(
+        monitor.releases(), Monitor::deadline_in(std::chrono::milliseconds::max()));
     CHECK(result.is_released);
   }
 }

@@ -12,7 +12,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <thread>
 #include <vector>
 
 namespace spillway::detail {
@@ -206,8 +205,8 @@ struct Recipe {
 ///
 /// `Blocks` owns the records. It makes every change of a block's state but two, since `Transfers`
 /// begins and ends `copying_out` and `moving`. Beside it, `Transfers` writes the host slot, and the
-/// address and the fences of what it has copied or moved; `Leases` writes the counts of leases, the
-/// leaser, and the fences when a lease ends; `Recipes` writes the recipe and counts the writers.
+/// address and the fences of what it has copied or moved; `Leases` writes the counts of leases,
+/// and the fences when a lease ends; `Recipes` writes the recipe and counts the writers.
 struct BlockRecord {
   std::size_t requested_bytes = 0;
   std::size_t bytes = 0;         // rounded up to the granule
@@ -218,11 +217,10 @@ struct BlockRecord {
   Fence used{};  // overwriting the bytes or reusing the range must wait for it and for `written`
   std::uint32_t leases = 0;        // given out or about to be: the block must not leave
   std::uint32_t granted = 0;       // those given out: the block must not move either
-  std::uint32_t lease_serial = 0;  // counts leases ever given
+  std::uint32_t lease_serial = 0;  // counts leases that began, and ends while others were held
   std::uint32_t writers = 0;       // acquires under way that end the recipes that make or read it
   CodingId coding{};               // how it is written in the host pool from now on
   void const* filler = nullptr;    // while `filling`: the acquire that will overwrite the block
-  std::thread::id leaser{};        // thread that acquired last; none if several hold leases
   BlockStatus status{};
   bool is_host_valid = false;        // the host slot holds the same bytes
   bool is_parked = false;            // not resident, and `range` is kept for its address

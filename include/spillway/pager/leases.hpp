@@ -26,7 +26,6 @@
 #include <functional>
 #include <optional>
 #include <span>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -91,15 +90,17 @@ class Leases {
     Ticket const now = order_.mark(lease.stream);
     if (lease.access == Access::read) {
       block.used.add(now);
-    } else if (lease.is_sole && block.lease_serial == lease.serial) {
-      block.written = now;  // replaces earlier fences, since this stream has waited for them
+    } else if (block.lease_serial == lease.serial) {
+      // Since this lease was given none has begun or ended, so its stream has waited for all
+      // earlier fences.
+      block.written = now;
       block.used.clear();
     } else {
       block.written.add(now);
     }
     bool const is_exact_event_wanted = journal_.is_under_pressure() && !now.is_none();
     --block.granted;
-    uncount(lease.block, block);
+    uncount(lease.block, block, lease.thread, Holder::program);
     return is_exact_event_wanted;
   }
 
@@ -143,6 +144,7 @@ class Leases {
  private:
   using Exclusive = typename MonitorType::Exclusive;
   using Unlocked = typename MonitorType::Unlocked;
+  using ThreadIndex = typename MonitorType::ThreadIndex;
 
   /// Who holds a lease: the program, whose uses the schedule records, or a recomputation.
   enum class Holder : std::uint8_t { program, recipe };
@@ -161,16 +163,20 @@ class Leases {
       }
     }
     void count_all() noexcept {
+      thread_ = leases_.monitor_.begin_leases(static_cast<std::uint32_t>(requests_.size()));
       for (; count_ != requests_.size(); ++count_) {
-        leases_.count(requests_[count_].id, holder_);
+        BlockId const id = requests_[count_].id;
+        leases_.count(id, leases_.blocks_.at(id), holder_);
       }
     }
     void keep() noexcept { count_ = 0; }
+    [[nodiscard]] ThreadIndex thread() const noexcept { return thread_; }
 
    private:
     Leases& leases_;
     std::span<LeaseRequest const> requests_;
     Holder holder_;
+    ThreadIndex thread_ = 0;
     std::size_t count_ = 0;
   };
 
@@ -196,22 +202,18 @@ class Leases {
     return order_.is_ordered(block.written, on) &&
            (request.access == Access::read || order_.is_ordered(block.used, on));
   }
-  LeaseRecord grant_at_hand(BlockRecord& block, LeaseRequest request, StreamIndex on) noexcept {
-    count(request.id, Holder::program);
+  LeaseRecord grant_at_hand(BlockRecord& block,
+                            LeaseRequest request,
+                            StreamIndex on,
+                            ThreadIndex thread) noexcept {
+    count(request.id, block, Holder::program);
     blocks_.touch(request.id, blocks_.record_access(block, request));
-    return grant(block, request, on);
+    return grant(block, request, on, thread);
   }
 
-  void count(BlockId id, Holder holder) noexcept {
-    BlockRecord& block = blocks_.at(id);
-    auto const me = std::this_thread::get_id();
-    if (block.leases++ == 0) {
-      block.leaser = me;
-      if (block.is_resident()) {
-        journal_.leases_begun(block);
-      }
-    } else if (block.leaser != me) {
-      block.leaser = std::thread::id{};
+  void count(BlockId id, BlockRecord& block, Holder holder) noexcept {
+    if (block.leases++ == 0 && block.is_resident()) {
+      journal_.leases_begun(block);
     }
     ++block.lease_serial;
     if (holder == Holder::recipe) {
@@ -220,21 +222,22 @@ class Leases {
   }
 
   /// Grants a lease that was counted before.
-  LeaseRecord grant(BlockRecord& block, LeaseRequest request, StreamIndex stream) noexcept {
+  LeaseRecord
+  grant(BlockRecord& block, LeaseRequest request, StreamIndex stream, ThreadIndex thread) noexcept {
     blocks_.use(request.id, block, request.access);
     ++block.granted;
     return {.block = request.id,
             .record = &block,
             .stream = stream,
             .access = request.access,
-            .is_sole = block.leases == 1,
+            .thread = thread,
             .serial = block.lease_serial};
   }
 
   /// Undoes `count`, whether the lease was granted or not. The schedule is told when the last lease
   /// of the program on a block ends. Leases of recomputations do not count: the schedule does not
   /// record them as uses either.
-  void uncount(BlockId id, BlockRecord& block, Holder holder = Holder::program) noexcept {
+  void uncount(BlockId id, BlockRecord& block, ThreadIndex thread, Holder holder) noexcept {
     if (holder == Holder::recipe) {
       blocks_.recipes().end_reading(id);
     }
@@ -242,7 +245,9 @@ class Leases {
     if (holder == Holder::program && block.owner_leases() == 0) {
       prefetcher_.on_release(id);
     }
-    if (block.leases == 0) {
+    if (block.leases != 0) {
+      ++block.lease_serial;  // so that the others keep the fence of this one: see `release`
+    } else {
       if (block.is_resident()) {
         journal_.leases_ended(block);
       }
@@ -250,7 +255,7 @@ class Leases {
         blocks_.free(id, block);
       }
     }
-    monitor_.notify_release();
+    monitor_.end_lease(thread);
   }
 
   /// Takes back a lease that was counted and not granted.
@@ -260,7 +265,7 @@ class Leases {
     if (block.state() == BlockState::filling) {
       blocks_.undo_filling(id, block);
     }
-    uncount(id, block, holder);
+    uncount(id, block, group.thread(), holder);
   }
 
   /// Refuses work on a stream that is being captured into a graph. A swap-in that is captured would
@@ -732,7 +737,8 @@ bool Leases<Policies>::try_acquire(std::span<LeaseRequest const> requests,
   if (requests.size() == 1) {
     BlockRecord* const block = find_at_hand(requests.front(), on);
     if (block != nullptr) {
-      give(0, grant_at_hand(*block, requests.front(), on), *block);
+      ThreadIndex const thread = monitor_.begin_leases(1);
+      give(0, grant_at_hand(*block, requests.front(), on, thread), *block);
     }
     return block != nullptr;
   }
@@ -741,9 +747,10 @@ bool Leases<Policies>::try_acquire(std::span<LeaseRequest const> requests,
       return false;
     }
   }
+  ThreadIndex const thread = monitor_.begin_leases(static_cast<std::uint32_t>(requests.size()));
   for (std::size_t i = 0; i < requests.size(); ++i) {
     BlockRecord& block = blocks_.at(requests[i].id);
-    give(i, grant_at_hand(block, requests[i], on), block);
+    give(i, grant_at_hand(block, requests[i], on, thread), block);
   }
   return true;
 }
@@ -807,7 +814,7 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
       order_after_earlier_uses(requests, on, pending);
       for (std::size_t i = 0; i < requests.size(); ++i) {
         BlockRecord& block = blocks_.at(requests[i].id);
-        LeaseRecord const lease = grant(block, requests[i], on);
+        LeaseRecord const lease = grant(block, requests[i], on, pending.thread());
         give(i, lease, block);
         if (block.recipe != nullptr && requests[i].access != Access::read) {
           end_recipes(requests[i], lease);

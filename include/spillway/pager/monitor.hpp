@@ -4,17 +4,20 @@
 #include <spillway/concepts/policy_set.hpp>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <iterator>
 #include <thread>
-#include <vector>
 
 namespace spillway::detail {
 
 /// The lock of a pager, with the conditions that threads wait for under it: changes of state,
-/// releases of leases, and the exclusive right to reclaim memory.
+/// releases of leases, and the exclusive right to reclaim memory. It counts the leases of each
+/// thread, so that no thread waits for leases that cannot end.
 ///
 /// It is a monitor in the textbook sense: one lock, and one condition variable that is notified of
 /// every change. Every function except `lock` is called by a thread that holds the lock. Device
@@ -22,7 +25,7 @@ namespace spillway::detail {
 template <LockPolicy Lock>
 class Monitor {
  public:
-  Monitor() { waiting_threads_.reserve(64); }
+  Monitor() = default;
   Monitor(Monitor const&) = delete;
   Monitor& operator=(Monitor const&) = delete;
 
@@ -87,6 +90,9 @@ class Monitor {
   };
   [[nodiscard]] bool is_exclusive_taken() const noexcept { return is_exclusive_taken_; }
 
+  /// Stands for a thread that holds leases.
+  using ThreadIndex = std::uint8_t;
+
   /// Wakes the threads that wait for a change.
   void notify() noexcept {
     if (sleepers_ != 0) {
@@ -94,10 +100,21 @@ class Monitor {
     }
   }
 
-  /// Counts a release of memory or of a lease, and wakes the threads that wait for one.
+  /// Counts a release of memory, and wakes the threads that wait for one.
   void notify_release() noexcept {
     ++releases_;
     notify();
+  }
+  /// Counts leases of the calling thread. @returns the thread's index, for `end_lease`
+  [[nodiscard]] ThreadIndex begin_leases(std::uint32_t count) noexcept {
+    ThreadIndex const caller = index_of_caller();
+    threads_[caller].leases += count;
+    return caller;
+  }
+  /// Uncounts a lease, on whatever thread, and does the same as `notify_release`.
+  void end_lease(ThreadIndex thread) noexcept {
+    --threads_[thread].leases;
+    notify_release();
   }
 
   /// Waits while `is_blocked()` is true. @returns whether it had to; the lock was then released
@@ -143,19 +160,18 @@ class Monitor {
   /// Returns how many times memory or a lease was released.
   [[nodiscard]] std::uint64_t releases() const noexcept { return releases_; }
   /// Waits until more than `seen` releases of memory or of a lease were counted, until `deadline`
-  /// at the latest and only while `may_come()` says that one may come. Called with the exclusive
-  /// right, which is released meanwhile: other threads may need it to finish the work for which
-  /// they hold leases.
+  /// at the latest and only while another thread holds leases that does not itself wait for others.
+  /// Called with the exclusive right, which is released meanwhile: other threads may need it to
+  /// finish the work for which they hold leases.
   ///
   /// @param seen  what `releases` returned before the caller looked for room, since a release may
   ///              have come while it made device calls without the lock
-  template <class MayCome>
-  ReleaseWait wait_for_release(std::uint64_t seen, Clock::time_point deadline, MayCome may_come) {
+  ReleaseWait wait_for_release(std::uint64_t seen, Clock::time_point deadline) {
     ReleaseWait result;
     {
       Waiting const waiting{*this};
       give_up_exclusive();
-      while (releases_ == seen && may_come()) {
+      while (releases_ == seen && others_hold_leases()) {
         result.has_slept = true;
         ++sleepers_;
         bool const is_late = changed_.wait_until(*this, deadline) == std::cv_status::timeout;
@@ -181,30 +197,71 @@ class Monitor {
     return true;
   }
 
-  [[nodiscard]] bool is_waiting(std::thread::id thread) const noexcept {
-    return std::find(waiting_threads_.begin(), waiting_threads_.end(), thread) !=
-           waiting_threads_.end();
-  }
   /// Returns how many threads are waiting for others now.
-  [[nodiscard]] std::size_t waiting_count() const noexcept { return waiting_threads_.size(); }
+  [[nodiscard]] std::size_t waiting_count() const noexcept {
+    std::size_t count = 0;
+    for (Thread const& thread : threads_) {
+      count += thread.waits;
+    }
+    return count;
+  }
 
  private:
+  /// What is known of a thread that holds leases or waits.
+  struct Thread {
+    std::thread::id id{};
+    std::uint32_t leases = 0;
+    std::uint32_t waits = 0;  // for others
+    [[nodiscard]] bool is_idle() const noexcept { return leases == 0 && waits == 0; }
+  };
+
   /// Registers the calling thread as one that waits for others.
   class Waiting {
    public:
-    explicit Waiting(Monitor& monitor) : monitor_{monitor} {
-      monitor_.waiting_threads_.push_back(std::this_thread::get_id());
+    explicit Waiting(Monitor& monitor) noexcept
+        : thread_{monitor.threads_[monitor.index_of_caller()]} {
+      ++thread_.waits;
     }
     Waiting(Waiting const&) = delete;
     Waiting& operator=(Waiting const&) = delete;
-    ~Waiting() {
-      auto& threads = monitor_.waiting_threads_;
-      threads.erase(std::find(threads.begin(), threads.end(), std::this_thread::get_id()));
-    }
+    ~Waiting() { --thread_.waits; }
 
    private:
-    Monitor& monitor_;
+    Thread& thread_;
   };
+
+  /// Returns the caller's index in `threads_`. The last one stands for all threads that find no
+  /// other.
+  [[nodiscard]] ThreadIndex index_of_caller() noexcept {
+    auto const me = std::this_thread::get_id();
+    if (threads_[last_caller_].id != me) {
+      last_caller_ = find_or_add(me);
+    }
+    return last_caller_;
+  }
+  [[nodiscard, gnu::noinline]] ThreadIndex find_or_add(std::thread::id id) noexcept {
+    auto const known_end = threads_.begin() + known_threads_;
+    auto found = std::find_if(
+        threads_.begin(), known_end, [id](Thread const& thread) { return thread.id == id; });
+    if (found == known_end && known_threads_ < threads_.size() - 1) {
+      ++known_threads_;
+    } else if (found == known_end) {  // `known_end` is the last one, which stands for many threads
+      found = std::find_if(threads_.begin(), known_end, std::mem_fn(&Thread::is_idle));
+    }
+    if (found != std::prev(threads_.end())) {
+      found->id = id;
+    }
+    return static_cast<ThreadIndex>(found - threads_.begin());
+  }
+
+  /// Whether a thread holds leases that does not itself wait for others. The threads that share the
+  /// last index count as such a thread, since it is not known which of them waits.
+  [[nodiscard]] bool others_hold_leases() const noexcept {
+    return threads_.back().leases != 0 ||
+           std::any_of(threads_.begin(), threads_.end(), [](Thread const& thread) {
+             return thread.leases != 0 && thread.waits == 0;
+           });
+  }
 
   void sleep() {
     ++sleepers_;
@@ -228,7 +285,9 @@ class Monitor {
   std::size_t sleepers_ = 0;
   bool is_exclusive_taken_ = false;
   std::uint64_t releases_ = 0;
-  std::vector<std::thread::id> waiting_threads_;
+  ThreadIndex last_caller_ = 0;
+  std::uint8_t known_threads_ = 0;
+  std::array<Thread, 64> threads_{};  // at first the known ones; the last stands for all others
 };
 
 }  // namespace spillway::detail

@@ -704,22 +704,11 @@ class Reclaimer {
       return false;
     }
     std::uint64_t const start_ns = device_.clock_ns();
-    auto const result =
-        monitor_.wait_for_release(seen, *deadline, [this] { return others_hold_leases(); });
+    auto const result = monitor_.wait_for_release(seen, *deadline);
     if (result.has_slept) {
       journal_.host_waited(1, start_ns, device_.clock_ns());
     }
     return result.is_released;
-  }
-
-  /// Whether a resident block is leased by another thread that does not itself wait for others.
-  [[nodiscard]] bool others_hold_leases() const {
-    bool found = false;
-    blocks_.for_each([&](BlockId, BlockRecord const& block) {
-      found =
-          found || (block.is_resident() && block.is_leased() && !monitor_.is_waiting(block.leaser));
-    });
-    return found;
   }
 
   [[nodiscard]] std::string advice_to_fit() const {
