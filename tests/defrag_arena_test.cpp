@@ -5,6 +5,7 @@
 #include <spillway/core/range.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/defrag_arena.hpp>
+#include <spillway/device/sim/model_api.hpp>
 #include <spillway/policy/fit/best_fit.hpp>
 #include <spillway/stream/stream_order.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>
@@ -130,5 +131,39 @@ TEST_SUITE("defrag_arena") {
     arena.set_capacity(8_MiB);
     CHECK(arena.growth_for(256).bytes == 2_KiB);
     CHECK(arena.growth_for(4_KiB).bytes == 4_KiB);
+  }
+
+  TEST_CASE("DefragArena: it grows by no more than there is room for on its line of granules") {
+    ModelApi device{{.capacity_bytes = 2048_GiB}};
+    DefragArena<ModelApi> arena{device,
+                                {.capacity_bytes = 900_GiB, .initial_bytes = 0, .bounce_bytes = 0}};
+    auto const grow = [&](std::size_t bytes) {
+      Segment segment = arena.growth_for(bytes);
+      if (segment.bytes != 0) {
+        REQUIRE(arena.try_reserve(segment));
+        arena.add_segment(segment);
+      }
+      return segment.bytes;
+    };
+    std::vector<Placement> thirds;
+    for (std::size_t i = 0; i < 3; ++i) {
+      CHECK(grow(300_GiB) == 300_GiB);
+      thirds.push_back(*arena.try_take(300_GiB, BlockId{i + 1}));
+    }
+    // Only the reservation in the middle stays.
+    arena.give_back(thirds[0].range, {});
+    arena.give_back(thirds[2].range, {});
+    while (std::optional<Segment> const segment = arena.trim()) {
+      arena.release(*segment);
+    }
+    REQUIRE(arena.reserved_bytes() == 300_GiB);
+
+    CHECK(grow(600_GiB) == 0);
+    std::size_t const room = arena.largest_bytes_after_growth(600_GiB);
+    CHECK(room == 724_GiB - 300_GiB - 4 * granule_bytes);
+    CHECK(grow(room + 1) == 0);
+    CHECK(grow(room) == room);
+    CHECK(grow(600_GiB - room) == 600_GiB - room);
+    CHECK(arena.reserved_bytes() == arena.capacity_bytes());
   }
 }

@@ -914,6 +914,35 @@ TEST_SUITE("page_arena") {
         ContractViolation);
   }
 
+  TEST_CASE("PageArena: pages larger than any memory are refused with a reason") {
+    Device device{{.granularity_bytes = page}};
+    StreamOrder<Device> order{device};
+    constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+    for (std::size_t const page_bytes : {most, most / 2 + 2, most / 2 + 1, most / 2}) {
+      CAPTURE(page_bytes);
+      CHECK_THROWS_WITH_AS((PageArena<Device, SegregatedFit, true>{
+                               device, order, {.capacity_bytes = 1_GiB, .page_bytes = page_bytes}}),
+                           doctest::Contains("at least one page"),
+                           ContractViolation);
+    }
+  }
+
+  TEST_CASE("PageArena: a capacity for which there are not enough addresses is refused") {
+    Device device{{.granularity_bytes = page}};
+    StreamOrder<Device> order{device};
+    for (unsigned const bits : {58U, 59U, 63U}) {
+      CAPTURE(bits);
+      CHECK_THROWS_WITH_AS(
+          (PageArena<Device, SegregatedFit, true>{device,
+                                                  order,
+                                                  {.capacity_bytes = std::size_t{1} << bits,
+                                                   .initial_bytes = 0,
+                                                   .page_bytes = std::size_t{1} << 40U}}),
+          doctest::Contains("not enough addresses"),
+          ContractViolation);
+    }
+  }
+
   TEST_CASE("PageArena: requests larger than any memory are refused") {
     PageRig<false> rig{4};
     constexpr std::size_t most = std::numeric_limits<std::size_t>::max();

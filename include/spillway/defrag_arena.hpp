@@ -167,15 +167,16 @@ class DefragArena {
   }
 
   /// Returns the segment to reserve next so that `bytes` fit; a segment of 0 bytes if the capacity
-  /// does not allow that.
+  /// does not allow that, or if the present segments leave no place for it in the 1 TiB that an
+  /// arena can number.
   ///
   /// Without `grows_in_place` the segment has at least 1/32768 of the largest capacity, so that
   /// there are not too many. With it the segment is the beginning of the lowest hole that would
   /// give a free range of `bytes`. If no hole does, it is a part of the lowest hole, which
   /// compaction can join with free ranges elsewhere.
-  /// @cost O(1) when the capacity is reached; else, with `grows_in_place`, O(ranges)
+  /// @cost O(1) when the capacity is reached; else O(segments), with `grows_in_place` O(ranges)
   [[nodiscard]] Segment growth_for(std::size_t bytes) const noexcept {
-    std::size_t const left = capacity_bytes() - std::min(capacity_bytes(), reserved_bytes_);
+    std::size_t const left = bytes_to_reserve();
     if (left == 0 || (bytes > left && !memory_.is_one_line())) {
       return {};
     }
@@ -203,8 +204,7 @@ class DefragArena {
   /// `growth_bytes`.
   /// @cost as `growth_for`
   [[nodiscard]] std::size_t largest_bytes_after_growth(std::size_t growth_bytes) const noexcept {
-    std::size_t growth =
-        std::min(growth_bytes, capacity_bytes() - std::min(capacity_bytes(), reserved_bytes_));
+    std::size_t growth = std::min(growth_bytes, bytes_to_reserve());
     if (memory_.is_one_line() && growth != 0) {
       std::size_t const whole = growth / memory_.granularity_bytes() * memory_.granularity_bytes();
       growth = 0;
@@ -547,6 +547,16 @@ class DefragArena {
   [[nodiscard]] static std::size_t line_bytes(std::size_t most_bytes) noexcept {
     constexpr std::size_t longest = (detail::RangeList::line_granules >> 1U) * granule_bytes;
     return std::max(most_bytes, std::min(8 * most_bytes, longest));
+  }
+  /// Returns the most bytes that the next segment may have. If the capacity is not much less than
+  /// the 1 TiB that the list of ranges can number, the present segments may lie so that there is no
+  /// place for all that the capacity still allows.
+  [[nodiscard]] std::size_t bytes_to_reserve() const noexcept {
+    std::size_t const left = capacity_bytes() - std::min(capacity_bytes(), reserved_bytes_);
+    if (left == 0 || memory_.is_one_line()) {
+      return left;
+    }
+    return std::min(left, map_.list().largest_segment() * granule_bytes);
   }
   /// Returns the lowest hole for which `is_it(node)` is true, or `no_node`. Only for an arena that
   /// grows in place, which has one segment.

@@ -343,6 +343,9 @@ class PageArena {
   static constexpr std::uint32_t no_piece = detail::FreePieces::none;
   /// Whether a piece can have more than one page.
   static constexpr bool has_large_pieces = !CheapPiecesApi<Device>;
+  /// The largest power of two, so that a larger number of `page_bytes` can be rounded as well: no
+  /// capacity has such a page.
+  static constexpr std::size_t most_page_bytes = ~(std::numeric_limits<std::size_t>::max() >> 1U);
   /// The size of the pieces that the constructor takes, when the sizes of ranges are not yet known.
   static constexpr std::size_t initial_piece_bytes = 128_MiB;
 
@@ -429,6 +432,10 @@ class PageArena {
     expects(most_pages_ != 0, "capacity_bytes must be at least one page", {}, "PageArena");
     expects(most_pages_ <= no_page / address_factor,
             "a capacity has fewer than 2^30 pages, with stable addresses 2^26: make pages larger",
+            {},
+            "PageArena");
+    expects(most_pages_ <= std::numeric_limits<std::size_t>::max() / address_factor / page_bytes_,
+            "capacity_bytes is too large: there are not enough addresses for it",
             {},
             "PageArena");
     return has_large_pieces ? 2 * most_pages_ : most_pages_;
@@ -908,7 +915,8 @@ PageArena<Device, Fit, Stable>::PageArena(Device& device,
                                           Fit fit)
     : device_{&device},
       order_{&order},
-      page_bytes_{std::bit_ceil(std::max(options.page_bytes, device.granularity_bytes()))},
+      page_bytes_{std::bit_ceil(
+          std::clamp(options.page_bytes, device.granularity_bytes(), most_page_bytes))},
       addresses_{std::move(fit)},
       most_pages_{options.capacity_bytes / page_bytes_},
       pieces_(most_records()),

@@ -89,6 +89,21 @@ class BasicRangeList {
     return node;
   }
 
+  /// Returns the size of the largest segment that the line has room for. @cost O(segments)
+  [[nodiscard]] std::uint64_t largest_segment() const noexcept {
+    std::uint64_t largest = 0;
+    std::uint64_t first = 0;
+    auto const measure_up_to = [&](std::uint64_t next) noexcept {
+      largest = std::max(largest, next - std::min(first + 1, next));
+    };
+    for (std::uint16_t const segment : segments_) {
+      measure_up_to(spans_[segment].first);
+      first = std::uint64_t{spans_[segment].end()} + 1;
+    }
+    measure_up_to(line_granules);
+    return largest;
+  }
+
   /// Removes the segment of `node`, which must be its only range, and the node.
   void remove_segment(std::uint32_t node) noexcept {
     std::uint16_t const segment = table[node].segment;
