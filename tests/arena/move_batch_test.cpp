@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <numeric>
 #include <random>
 #include <span>
@@ -39,6 +40,7 @@ TEST_SUITE("move_batch") {
     std::size_t overlaps = 0;
     std::size_t first_refused = 0;  // which copies are refused, counted from 1
     std::size_t last_refused = 0;
+    bool lacks_memory = false;  // for the queue of a stream: refuses by std::bad_alloc
 
    protected:
     void run(void* to, void const* from, std::size_t bytes) {
@@ -47,6 +49,9 @@ TEST_SUITE("move_batch") {
       overlaps += out < in + bytes && in < out + bytes ? 1U : 0U;
       ++copies;
       if (copies >= first_refused && copies <= last_refused) {
+        if (lacks_memory) {
+          throw std::bad_alloc{};
+        }
         throw spillway::DeviceError{"refused"};
       }
       std::copy_n(in, bytes, out);
@@ -300,6 +305,31 @@ TEST_SUITE("move_batch") {
         device.first_refused = device.last_refused = refused;
         REQUIRE_THROWS_AS((void)enqueue(device, {&move, 1}), spillway::DeviceError);
         REQUIRE(std::equal(block.begin(), block.end(), move.from));
+      }
+    }
+  }
+
+  TEST_CASE("enqueue_moves: if the device lacks memory for a copy, blocks are as after a refusal") {
+    for (std::size_t const refusals : {1U, 8U, 9U}) {
+      for (std::size_t first_refused = 1; first_refused <= 3; ++first_refused) {
+        CAPTURE(refusals);
+        CAPTURE(first_refused);
+        Layout layout{2000};
+        layout.add(500, 400);
+        layout.slide(false, 150);
+        CopyWatch device;
+        device.first_refused = first_refused;
+        device.last_refused = first_refused + refusals - 1;
+        device.lacks_memory = true;
+        bool is_lost = false;
+        try {
+          (void)enqueue(device, layout.moves);
+        } catch (spillway::BlockLost const&) {
+          is_lost = true;
+        } catch (std::bad_alloc const&) {
+          CHECK(layout.is_whole(layout.places_after(0)));
+        }
+        CHECK(is_lost == (refusals == 9 && first_refused != 1));
       }
     }
   }

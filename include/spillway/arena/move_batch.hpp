@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <exception>
 #include <functional>
 #include <span>
 #include <utility>
@@ -194,8 +195,8 @@ inline constexpr std::size_t moves_at_once = 8192;
 ///
 /// @param   moved_bytes  set if BlockLost is thrown: so many bytes of the move, on the side that it
 ///                       moves to, are at their destination; the others are where they were
-/// @throws  DeviceError with the blocks where they were; BlockLost if the device has also refused
-///          to move pieces back, several times
+/// @throws  what the device has thrown, with the blocks where they were; BlockLost if it has also
+///          refused to move pieces back, several times
 template <DeviceApi Device>
 void enqueue_slide(Device& device,
                    MergedMove const& move,
@@ -223,14 +224,14 @@ void enqueue_slide(Device& device,
       auto const [at, bytes] = piece(moved);
       carry(move.to + at, move.from + at, bytes);
     }
-  } catch (DeviceError const&) {
+  } catch (std::exception const&) {  // a device whose streams are queues may also lack memory
     std::size_t refusals = 0;
     while (moved != 0) {
       auto const [at, bytes] = piece(moved - 1);
       try {
         carry(move.from + at, move.to + at, bytes);
         --moved;
-      } catch (DeviceError const& error) {
+      } catch (std::exception const& error) {
         if (++refusals == MoveCopies::most_refusals) {
           moved_bytes = moved * copies.piece_bytes;
           throw BlockLost{detail::Text{"a block was torn while it was moved: "} + error.what()};
