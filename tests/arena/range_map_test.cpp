@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -151,14 +152,92 @@ TEST_SUITE("range_map") {
     CHECK(rig.fence.is_empty());
   }
 
+  TEST_CASE("RangeMap: a segment that leaves takes its nodes along") {
+    MapRig rig{4};
+    rig.map.add_segment(segment_base(2), 8);
+    std::size_t const nodes = rig.map.table().nodes();
+    for (int i = 0; i < 5; ++i) {
+      REQUIRE(rig.map.detach_segment());
+      rig.map.add_segment(segment_base(2), 8);
+    }
+    CHECK(rig.map.table().nodes() == nodes);
+  }
+
   TEST_CASE("RangeMap: a plan is refused if anything has changed since it was made") {
     MapRig rig{12};
-    std::uint32_t const a = rig.take(4);
+    std::uint32_t taken = rig.take(4);
+    MoveClaims begun;
+    auto const front = [&] { return rig.map.list().front(0); };
+    std::vector<std::function<void()>> const changes{
+        [&] { rig.map.give_back(taken, {}); },
+        [&] { taken = rig.take(2); },
+        [&] { rig.map.give_back(taken, {}); },
+        [&] { rig.map.punch(front(), 0, 2); },
+        [&] { rig.map.fill(front(), 1); },
+        [&] { rig.map.fill(rig.map[front()].next, 1); },
+        [&] { rig.map.add_segment(segment_base(2), 4); },
+        [&] { REQUIRE(rig.map.detach_segment()); },
+        [&] {
+          begun.version = rig.map.version();
+          rig.map.begin_moves(begun);
+        },
+        [&] { rig.map.commit_moves(begun, 0, {}); }};
+    for (std::size_t i = 0; i < changes.size(); ++i) {
+      CAPTURE(i);
+      MoveClaims claims;
+      claims.version = rig.map.version();
+      changes[i]();
+      std::string const layout = rig.layout();
+      CHECK_THROWS_AS(rig.map.begin_moves(claims), spillway::ContractViolation);
+      CHECK(rig.layout() == layout);
+    }
     MoveClaims claims;
     claims.version = rig.map.version();
-    rig.map.give_back(a, {});
+    rig.map.begin_moves(claims);
     CHECK_THROWS_AS(rig.map.begin_moves(claims), spillway::ContractViolation);
-    CHECK(rig.layout() == "f12 ");
+    rig.map.commit_moves(claims, 0, {});
+  }
+
+  TEST_CASE("RangeMap: a block may move through the midst of several free ranges") {
+    MapRig rig{40};
+    std::uint32_t const block = rig.take(2);
+    REQUIRE(rig.layout() == "b2 f38 ");
+    MoveClaims claims;
+    claims.version = rig.map.version();
+    for (std::uint32_t const first : {5U, 10U, 15U, 20U, 25U}) {
+      claims.pieces.push_back({rig.map[block].next, first, 2});
+      claims.steps.push_back({block, first});
+    }
+    rig.map.begin_moves(claims);
+    CHECK(rig.layout() == "b2 f3 b2 f3 b2 f3 b2 f3 b2 f3 b2 f13 ");
+    rig.map.commit_moves(claims, 4, fence_of(4, 8));
+    CHECK(rig.layout() == "f20 b2 f18 ");
+    CHECK(rig.map[block].first == 20);
+    CHECK(rig.map.table().free_ranges == 2);
+  }
+
+  TEST_CASE("RangeMap: room that a move makes waits for the move, and for no earlier work") {
+    MapRig rig{12};
+    std::uint32_t const low = rig.take(6);
+    std::uint32_t const block = rig.take(2);
+    rig.map.give_back(rig.take(1), fence_of(2, 7));  // leaves a node that nothing uses
+    rig.map.give_back(low, fence_of(1, 5));
+    REQUIRE(rig.layout() == "f6 b2 f4 ");
+    MoveClaims claims;
+    claims.version = rig.map.version();
+    claims.pieces.push_back({low, 0, 6});
+    claims.steps.push_back({block, 2});
+    rig.map.begin_moves(claims);
+    REQUIRE(rig.take(4) != no_node);  // so that the room above the block is not joined with this
+    rig.map.commit_moves(claims, 1, fence_of(4, 8));
+    REQUIRE(rig.layout() == "f2 b2 f4 b4 ");
+    Fence expected = fence_of(1, 5);
+    expected.add(fence_of(4, 8));
+    for (std::uint32_t const count : {2U, 4U}) {
+      CAPTURE(count);
+      REQUIRE(rig.take(count) != no_node);
+      CHECK(rig.fence == expected);
+    }
   }
 
   TEST_CASE("RangeMap: commit places the blocks that were moved, and undoes the other moves") {

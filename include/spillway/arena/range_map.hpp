@@ -305,7 +305,6 @@ class RangeMap {
       list_.place(node, table[hole].prev, hole, table[hole].segment);
       table[node].state = RangeState::claimed;
       list_.introduce(table[node].prev, node);
-      list_.introduce(node, hole);
     }
     table.granules += count;
     add_free(node);
@@ -380,8 +379,7 @@ class RangeMap {
   ///         nothing has changed then
   /// @cost   O(m) for m steps of blocks in order of address, else O(m log m)
   void begin_moves(MoveClaims& claims) {
-    expects(claims.version == version_ && !claims.is_begun,
-            "the arena has changed since the plan was made");
+    expects(claims.version == version_, "the arena has changed since the plan was made");
     list_blocks(claims);
     Needs const needs = needs_of(claims);
     claims.nodes.reserve(needs.claims + claims.blocks.size());
