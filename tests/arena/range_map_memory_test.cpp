@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// A map whose tables cannot grow: the call fails and leaves everything as it was.
+#include <spillway/arena/move_plan.hpp>
+#include <spillway/arena/range_map.hpp>
+#include <spillway/core/range.hpp>
+#include <spillway/policy/fit/best_fit.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <tuple>
+#include <vector>
+
+#include <support/counted_allocations.hpp>
+
+// The tables of ranges grow by `realloc`. The program is linked with --wrap=realloc.
+// NOLINTBEGIN(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp)
+extern "C" void* __real_realloc(void* memory, std::size_t bytes);
+extern "C" void* __wrap_realloc(void* memory, std::size_t bytes) {
+  return ++support::allocations <= support::most_allocations ? __real_realloc(memory, bytes)
+                                                             : nullptr;
+}
+// NOLINTEND(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp)
+
+TEST_SUITE("range_map_memory") {
+  namespace {
+
+  using namespace spillway;
+  using detail::MoveClaims;
+  using Map = detail::RangeMap<BestFit>;
+
+  std::byte* segment_base(std::uintptr_t segment) {
+    return reinterpret_cast<std::byte*>(segment << 32U);  // NOLINT(performance-no-int-to-ptr)
+  }
+
+  /// All that a failed call must leave as it was.
+  struct Picture {
+    explicit Picture(Map const& map)
+        : version{map.version()},
+          used_nodes{map.table().nodes() - map.table().idle_nodes()},
+          segments{map.list().segments().size()},
+          granules{map.table().granules},
+          taken_granules{map.table().taken_granules} {
+      for (std::uint16_t const segment : map.list().segments()) {
+        std::uint32_t const wall = map.list().span(segment).wall;
+        for (std::uint32_t node = map.list().front(segment); node != wall; node = map[node].next) {
+          ranges.emplace_back(node, map[node].first, map[node].count, map[node].state);
+        }
+      }
+    }
+    friend bool operator==(Picture const&, Picture const&) = default;
+
+    std::uint64_t version;
+    std::size_t used_nodes;
+    std::size_t segments;
+    std::uint64_t granules;
+    std::uint64_t taken_granules;
+    std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, RangeState>> ranges;
+  };
+
+  /// Makes a call, first with memory for no allocation, then for one, and so on, until it succeeds.
+  /// @returns how often it has failed
+  template <class Call>
+  std::size_t call_with_little_memory(Map const& map, Call call) {
+    Picture const before{map};
+    for (std::size_t more = 0;; ++more) {
+      try {
+        support::ShortMemory const few{more};
+        call();
+        return more;
+      } catch (std::bad_alloc const&) {
+      }
+      CAPTURE(more);
+      REQUIRE(Picture{map} == before);
+    }
+  }
+
+  }  // namespace
+
+  TEST_CASE("RangeMap: a call that lacks memory changes nothing, whichever allocation fails") {
+    // With each number of blocks, other nodes are those for which the tables have to grow.
+    std::size_t failures = 0;
+    for (std::uint32_t blocks = 0; blocks < 40; ++blocks) {
+      CAPTURE(blocks);
+      Map map;
+      map.add_segment(segment_base(1), 2 * blocks + 60);
+      Fence fence;
+      for (std::uint32_t i = 0; i < blocks; ++i) {
+        (void)map.take(2, BlockId{i + 1}, fence);
+      }
+      std::uint32_t const end = 2 * blocks + 60;
+      std::uint32_t block = no_node;
+      failures += call_with_little_memory(map, [&] { block = map.take(2, BlockId{99}, fence); });
+      REQUIRE(block != no_node);
+      std::uint32_t const free = map[block].next;
+      failures += call_with_little_memory(map, [&] { map.punch(free, end - 6, end - 3); });
+      std::uint32_t const hole = map[free].next;
+      CHECK(map[hole].state == RangeState::hole);
+      failures += call_with_little_memory(map, [&] { map.fill(hole, 1); });
+      CHECK(map[hole].first == end - 5);
+      failures += call_with_little_memory(map, [&] { map.add_segment(segment_base(2), 8); });
+      CHECK(map.table().granules == end - 2 + 8);
+
+      MoveClaims claims;
+      claims.version = map.version();
+      for (std::uint32_t first = end - 50; first < end - 10; first += 8) {
+        claims.pieces.push_back({map[block].next, first, 2});
+        claims.steps.push_back({block, first});
+      }
+      failures += call_with_little_memory(map, [&] { map.begin_moves(claims); });
+      map.commit_moves(claims, 1, {});
+      CHECK(map[block].first == end - 50);
+    }
+    CHECK(failures > 100);
+  }
+}
