@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/arena/move_batch.hpp>
+#include <spillway/arena/move_plan.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/range.hpp>
@@ -120,6 +121,35 @@ TEST_SUITE("defrag_arena") {
     }
     CHECK(refused > 2);
     CHECK(partly != 0);
+  }
+
+  TEST_CASE("DefragArena: the bounce range is lent to one plan at a time, with its last uses") {
+    GappyArena rig;
+    auto const can_move = [](BlockId /*id*/) { return true; };
+    auto const begin = [&] {
+      auto plan = rig.arena.plan_compaction(2 * gap_bytes, 1_MiB, can_move);
+      REQUIRE(plan);
+      REQUIRE_FALSE(plan->moves.empty());
+      rig.arena.begin_moves(*plan);
+      return *plan;
+    };
+    Fence const moved{Ticket{StreamIndex{3}, 7}};
+    CompactionPlan first = begin();
+    CHECK(first.bounce.bytes == 64_KiB);
+    CHECK(first.fence.is_empty());
+    CompactionPlan second = begin();
+    CHECK(second.bounce.bytes == 0);
+    rig.arena.commit_moves(second, 0, Fence{Ticket{StreamIndex{4}, 8}});
+    CompactionPlan third = begin();
+    CHECK(third.bounce.bytes == 0);  // the first plan has it until its own commit
+    rig.arena.commit_moves(third, 0, {});
+
+    rig.arena.commit_moves(first, 0, moved);
+
+    CompactionPlan last = begin();
+    CHECK(last.bounce.address != nullptr);
+    CHECK(last.fence == moved);
+    rig.arena.commit_moves(last, 0, {});
   }
 
   TEST_CASE("DefragArena: small steps do not lead to more reservations than there can be") {

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/arena/range_map.hpp>
 #include <spillway/arena/room_search.hpp>
+#include <spillway/concepts/compaction_policy.hpp>
 #include <spillway/defrag_arena.hpp>
 #include <spillway/device/sim/model_api.hpp>
+#include <spillway/policy/compaction/sliding_compaction.hpp>
+#include <spillway/policy/fit/best_fit.hpp>
 #include <spillway/policy/fit/segregated_fit.hpp>
 
 #include <doctest/doctest.h>
@@ -78,6 +81,24 @@ struct FragmentedArena {
   Arena arena;
 };
 
+/// Records what it is asked for.
+struct RecordedCompaction {
+  struct Call {
+    std::uint32_t count;
+    double granules_per_look;
+    friend bool operator==(Call const&, Call const&) = default;
+  };
+  static constexpr bool moves_blocks = true;
+
+  std::optional<spillway::LayoutPlan>
+  plan(spillway::Layout const& layout, std::uint32_t count, std::uint64_t budget) {
+    calls->push_back({count, layout.granules_per_look});
+    return spillway::SlidingCompaction{}.plan(layout, count, budget);
+  }
+
+  std::vector<Call>* calls = nullptr;
+};
+
 }  // namespace
 
 TEST_SUITE("arena") {
@@ -93,9 +114,9 @@ TEST_SUITE("arena") {
 
       CHECK(scope.is_part());
       std::set<std::uint32_t> seen;
-      std::uint32_t end = 0;
+      std::optional<std::uint32_t> end;
       for (Stretch const& stretch : scope.stretches()) {
-        REQUIRE(map[stretch.from].first >= end);
+        REQUIRE((!end || map[stretch.from].first > *end));  // adjacent ones are joined
         for (std::uint32_t node = stretch.from; node != stretch.past; node = map[node].next) {
           REQUIRE(seen.insert(node).second);
         }
@@ -250,6 +271,10 @@ TEST_SUITE("arena") {
       CHECK(window->cost == (rises ? wanted * (wanted + 1) / 2 : wanted * (wanted - 1) / 2));
     }
     CHECK(counts[0] == counts[1]);
+    auto const lowest = spillway::detail::cheapest_eviction_window(
+        map.list(), scope, wanted, [](BlockId) -> std::optional<std::uint64_t> { return 7; });
+    REQUIRE(lowest);
+    CHECK(lowest->address == map.list().address(0, 0));  // the first one among equals
   }
 
   TEST_CASE("DefragArena: with many ranges, examining a few usually finds room") {
@@ -311,6 +336,40 @@ TEST_SUITE("arena") {
     looks = 0;
     CHECK_FALSE(rig.arena.plan_pass(no_budget, can_move));
     CHECK(looks == 0);
+  }
+
+  TEST_CASE(
+      "DefragArena: plan_pass asks for no size that an earlier plan makes, without time limit") {
+    // gap 4 | 1 | gap 4 | 1 | gap 4, and one block may be moved.
+    spillway::ModelApi device;
+    std::vector<RecordedCompaction::Call> calls;
+    spillway::DefragArena<spillway::ModelApi, spillway::BestFit, RecordedCompaction> arena{
+        device,
+        {.capacity_bytes = 14 * 256, .bounce_bytes = 0, .bytes_per_look = 10'000},
+        {},
+        RecordedCompaction{&calls}};
+    std::vector<RangeId> gaps;
+    for (std::size_t const granules : {4U, 1U, 4U, 1U, 4U}) {
+      RangeId const range = arena.try_take(granules * 256, BlockId{1})->range;
+      if (granules == 4) {
+        gaps.push_back(range);
+      }
+    }
+    for (RangeId const gap : gaps) {
+      arena.give_back(gap, {});
+    }
+    auto const can_move = [](BlockId) { return true; };
+
+    auto const plan = arena.plan_pass(256, can_move);
+
+    REQUIRE(plan);
+    CHECK(plan->makes_bytes == 9 * 256);  // one block leaves for the gap at the other end
+    std::vector<RecordedCompaction::Call> const unlimited{{12, 0}, {6, 0}, {9, 0}, {10, 0}};
+    CHECK(calls == unlimited);
+    calls.clear();
+    CHECK(arena.plan_compaction(8 * 256, 256, can_move));
+    REQUIRE(calls.size() == 1);
+    CHECK(calls[0].granules_per_look > 0);
   }
 
   TEST_CASE(
