@@ -332,8 +332,14 @@ std::optional<SimPhysical> SimMemory<Backing, Barrier>::try_create_physical(std:
     return std::nullopt;
   }
   std::uint64_t const offset = backing_.create_physical(bytes);
-  used_bytes_ += bytes;
-  return physical_.insert({offset, bytes, 0});
+  try {
+    SimPhysical const physical = physical_.insert({offset, bytes, 0});
+    used_bytes_ += bytes;
+    return physical;
+  } catch (...) {
+    backing_.release_physical(offset, bytes);
+    throw;
+  }
 }
 
 template <class Backing, class Barrier>
