@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -150,6 +151,48 @@ TEST_SUITE("defrag_arena") {
     CHECK(last.bounce.address != nullptr);
     CHECK(last.fence == moved);
     rig.arena.commit_moves(last, 0, {});
+  }
+
+  TEST_CASE("DefragArena: no plan for more than the capacity lets blocks take") {
+    GappyArena rig;
+    auto const can_move = [](BlockId /*id*/) { return true; };
+    rig.arena.set_capacity(blocks * block_bytes + 2 * gap_bytes);
+    CHECK(rig.arena.free_bytes() == 2 * gap_bytes);
+    CHECK(rig.arena.plan_compaction(2 * gap_bytes, 1_MiB, can_move));
+    CHECK_FALSE(rig.arena.plan_compaction(2 * gap_bytes + 1, 1_MiB, can_move));
+  }
+
+  TEST_CASE("DefragArena: a hole that is filled wholly joins the free ranges on both sides") {
+    constexpr std::size_t piece = 4_KiB;
+    ModelApi device{{.granularity_bytes = piece}};
+    DefragArena<ModelApi, BestFit> arena{device,
+                                         {.capacity_bytes = 4 * piece,
+                                          .grows_in_place = true,
+                                          .page_bytes = piece,
+                                          .bounce_bytes = 0}};
+    std::vector<RangeId> ranges;
+    for (std::uint64_t i = 1; i <= 4; ++i) {
+      ranges.push_back(arena.try_take(piece, BlockId{i})->range);
+    }
+    std::byte* const third = arena.address(ranges[2]);
+    arena.give_back(ranges[1], {});
+    arena.give_back(ranges[2], {});
+    std::optional<Segment> const hole = arena.trim(piece);
+    REQUIRE(hole);
+    REQUIRE(hole->address == third);
+    arena.release(*hole);
+
+    // No hole makes room for 4 pieces; the lowest one is filled then, for a compaction.
+    CHECK(arena.largest_bytes_after_growth(4 * piece) == 2 * piece);
+    CHECK(arena.growth_for(4 * piece).address == third);
+    CHECK(arena.growth_for(4 * piece).bytes == piece);
+    arena.give_back(ranges[3], {});
+    CHECK(arena.largest_bytes_after_growth(piece) == 3 * piece);
+    Segment segment = arena.growth_for(3 * piece);
+    CHECK(segment.address == third);
+    REQUIRE(arena.try_reserve(segment));
+    arena.add_segment(segment);
+    CHECK(arena.try_take(3 * piece, BlockId{5}));
   }
 
   TEST_CASE("DefragArena: small steps do not lead to more reservations than there can be") {

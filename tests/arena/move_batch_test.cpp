@@ -350,6 +350,17 @@ TEST_SUITE("move_batch") {
     }
   }
 
+  TEST_CASE("enqueue_moves: moves by their own length do not overlap themselves") {
+    Layout layout{400};
+    layout.add(100, 100);
+    layout.add(300, 50);
+    layout.move(0, 0);
+    layout.move(1, 250);
+    BatchWatch device;
+    enqueue_all(device, layout);
+    CHECK(device.calls == 1);
+  }
+
   TEST_CASE("enqueue_moves: moves that do not overlap are one batch") {
     constexpr std::size_t blocks = 8192;
     Layout layout{3 * blocks * 16};

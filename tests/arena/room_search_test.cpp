@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <new>
 #include <optional>
 #include <random>
 #include <set>
@@ -275,6 +276,25 @@ TEST_SUITE("arena") {
         map.list(), scope, wanted, [](BlockId) -> std::optional<std::uint64_t> { return 7; });
     REQUIRE(lowest);
     CHECK(lowest->address == map.list().address(0, 0));  // the first one among equals
+  }
+
+  TEST_CASE("DefragArena: a constructor that lacks memory leaves nothing on the device") {
+    for (bool const in_place : {false, true}) {
+      std::size_t more = 0;
+      for (bool is_made = false; !is_made; ++more) {
+        CAPTURE(in_place);
+        CAPTURE(more);
+        spillway::ModelApi device;
+        try {
+          support::ShortMemory const few{more};
+          Arena const arena{device, {.capacity_bytes = 4_MiB, .grows_in_place = in_place}};
+          is_made = true;
+        } catch (std::bad_alloc const&) {
+        }
+        CHECK(device.usage().device_bytes == 0);
+      }
+      CHECK(more > 3);
+    }
   }
 
   TEST_CASE("DefragArena: with many ranges, examining a few usually finds room") {
