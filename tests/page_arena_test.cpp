@@ -890,6 +890,58 @@ TEST_SUITE("page_arena") {
     CHECK((lost > 20) == is_shared);
   }
 
+  TEST_CASE("PageArena: nothing is mapped where the device takes memory away before that is done") {
+    PageRig<true> rig{3};
+    Placement const vacated = rig.take_mapped(1);
+    Placement const other = rig.take_mapped(1);
+    rig.device.unmap(vacated.address, page);  // as a device does that vacates in stream order
+    rig.arena.park_vacated(vacated.range, rig.use(other.address));
+
+    // It gets the page that was never used. Only its address has to be waited for.
+    REQUIRE(rig.arena.try_retake(vacated.range));
+    CHECK(rig.map(vacated).host_waits == 1);
+
+    rig.device.unmap(vacated.address, page);
+    rig.arena.park_vacated(vacated.range, rig.use(other.address));
+    rig.arena.release(vacated.range);
+    Placement const next = rig.take(1);
+    REQUIRE(next.address == vacated.address);
+    CHECK(rig.map(next).host_waits == 1);
+    rig.arena.give_back(next.range, {});
+  }
+
+  TEST_CASE("PageArena: pages that are handed over count until they are released") {
+    Device device{{.capacity_bytes = 8 * page, .granularity_bytes = page}};
+    StreamOrder<Device> order{device};
+    PageArena<Device, SegregatedFit, false> arena{device, order, {.capacity_bytes = 3 * page}};
+    auto const leaving = arena.trim();
+    REQUIRE(leaving);
+    Segment segment = arena.growth_for(3 * page);
+    REQUIRE(segment.bytes == 3 * page);
+    CHECK_FALSE(arena.try_reserve(segment));
+    arena.release(*leaving);
+    CHECK(arena.try_reserve(segment));
+    arena.add_segment(segment);
+    CHECK(device.usage().device_bytes == 3 * page);
+  }
+
+  TEST_CASE("PageArena: if one of several pieces cannot be created, none is kept") {
+    CheapPieces device{{.capacity_bytes = 4 * page, .granularity_bytes = page}};
+    StreamOrder<CheapPieces> order{device};
+    PageArena<CheapPieces, SegregatedFit, false> arena{
+        device, order, {.capacity_bytes = 8 * page, .initial_bytes = 0, .growth_bytes = page}};
+    Segment segment = arena.growth_for(8 * page);
+    CHECK_FALSE(arena.try_reserve(segment));
+    CHECK(device.usage().device_bytes == 0);
+    device.fail(SimCall::create_physical, 3);
+    CHECK_THROWS_AS((void)arena.try_reserve(segment), DeviceError);
+    CHECK(device.usage().device_bytes == 0);
+    segment = arena.growth_for(4 * page);
+    REQUIRE(arena.try_reserve(segment));
+    arena.add_segment(segment);
+    CHECK(arena.free_bytes() == 4 * page);
+  }
+
   TEST_CASE("PageArena: a device that runs out of pages halfway keeps none") {
     Device device{{.capacity_bytes = 4 * page, .granularity_bytes = page}};
     StreamOrder<Device> order{device};

@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <span>
 
@@ -72,6 +73,9 @@ TEST_SUITE("arena_memory") {
     CHECK(inner.address == base + piece);
     CHECK(inner.bytes == 2 * piece);
     CHECK(memory.top_pieces(base + 256, base + piece, 1_MiB).bytes == 0);
+    Segment const exact = memory.top_pieces(base + piece, base + 3 * piece, 1_MiB);
+    CHECK(exact.address == base + piece);
+    CHECK(exact.bytes == 2 * piece);
   }
 
   TEST_CASE("ArenaMemory: a failed reservation leaves no memory on the device") {
@@ -81,10 +85,12 @@ TEST_SUITE("arena_memory") {
     CHECK_FALSE(memory.try_reserve(too_much));
     CHECK(device.usage().device_bytes == 0);
     for (SimCall const call : {SimCall::create_physical, SimCall::map}) {
-      device.fail(call, 1);
-      Segment segment{memory.base(), 2 * piece + 16_KiB, {}};
-      CHECK_THROWS_AS((void)memory.try_reserve(segment), DeviceError);
-      CHECK(device.usage().device_bytes == 0);
+      for (std::uint64_t const nth : {1U, 2U}) {
+        device.fail(call, nth);
+        Segment segment{memory.base(), 2 * piece + 16_KiB, {}};
+        CHECK_THROWS_AS((void)memory.try_reserve(segment), DeviceError);
+        CHECK(device.usage().device_bytes == 0);
+      }
     }
   }
 

@@ -6,12 +6,15 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <random>
 #include <utility>
 #include <vector>
+
+#include <support/counted_allocations.hpp>
 
 namespace {
 
@@ -53,6 +56,16 @@ TEST_SUITE("core") {
     CHECK(heap.size() == 2);
     CHECK(!heap.contains(block(3)));
     CHECK(!heap.contains(make_block_id(7, 2)));
+  }
+
+  TEST_CASE("BlockHeap: a block for which room was reserved is inserted without an allocation") {
+    BlockHeap<Key> heap;
+    for (std::uint32_t i = 0; i < 1000; ++i) {
+      heap.reserve(block(i), heap.size());
+      std::size_t const before = support::allocations;
+      heap.insert_reserved(block(i), {i});
+      REQUIRE(support::allocations == before);
+    }
   }
 
   TEST_CASE("BlockHeap: refused blocks are skipped and stay in the heap") {

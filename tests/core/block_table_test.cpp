@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include <support/counted_allocations.hpp>
+
 namespace {
 
 using namespace spillway;
@@ -55,6 +57,30 @@ TEST_SUITE("block_table") {
       CHECK(second.emplace(i) != id);
       CHECK(second.find(id) == nullptr);
     }
+  }
+
+  TEST_CASE("BlockTable: after the last generation comes the first, since 0 names nothing") {
+    Table table{UINT32_MAX};
+    BlockId const last = table.emplace(1);
+    table.erase(last);
+    BlockId const next = table.emplace(2);
+    CHECK(index_of_block(next) == index_of_block(last));
+    CHECK(generation_of(next) == 1);
+    CHECK(table.find(last) == nullptr);
+  }
+
+  TEST_CASE("BlockTable: erasing records allocates nothing") {
+    Table table;
+    std::vector<BlockId> ids;
+    for (int i = 0; i < 1000; ++i) {
+      ids.push_back(table.emplace(i));
+    }
+    std::size_t const before = support::allocations;
+    for (BlockId const id : ids) {
+      table.erase(id);
+    }
+    CHECK(support::allocations == before);
+    CHECK(table.size() == 0);
   }
 
   TEST_CASE("BlockTable: records do not move when the table grows") {

@@ -142,6 +142,16 @@ TEST_SUITE("gap_index") {
     CHECK(index.fill(line, 8, last, index.looks() + count) == line.gap_first(count - 1));
   }
 
+  TEST_CASE("GapIndex: without the looks to compare all gaps of a class it fills none") {
+    std::vector<LayoutBlock> const blocks{{17, 1, false}, {35, 1, false}};
+    LayoutLine const line{Layout{blocks, 36}};
+    GapIndex index;
+    index.read(line);
+    auto const any = [](std::size_t) { return true; };
+    CHECK_FALSE(index.fill(line, 16, any, 1).has_value());
+    CHECK(index.fill(line, 16, any, index.looks() + 2) == std::optional<std::uint32_t>{0});
+  }
+
   TEST_CASE("GapIndex: a closed gap costs no look until it is opened again") {
     constexpr std::uint32_t count = 100;
     std::vector<LayoutBlock> const blocks = every_other(count);

@@ -86,4 +86,11 @@ TEST_SUITE("layout_line") {
     }
     CHECK(found > 500);
   }
+
+  TEST_CASE("cheapest_slide: finds the lowest of equal spans") {
+    OwnedLayout const layout{{{2, 1, false}, {5, 9, false}, {16, 1, false}}, 19};
+    BlockSpan const span = cheapest_slide(LayoutLine{layout.view()}, 4);
+    CHECK(span.cost == 1);
+    CHECK(span.from == 0);
+  }
 }

@@ -91,6 +91,20 @@ TEST_SUITE("move_order") {
     CHECK(plan->cost == 10);
   }
 
+  TEST_CASE("MoveOrder: moves blocks aside up to eight times") {
+    for (std::uint32_t const pairs : {8U, 9U}) {
+      OwnedLayout layout{{}, 2 * pairs + 1};
+      std::vector<LayoutMove> wanted;
+      for (std::uint32_t i = 0; i < 2 * pairs; ++i) {
+        layout.blocks.push_back({i, 1, false});
+        wanted.push_back({i, i % 2 == 0 ? i + 1 : i - 1});  // each pair exchanges its places
+      }
+      auto const plan = order(layout, wanted);
+      CHECK(plan.has_value() == (pairs == 8));
+      CHECK((!plan || plan->cost == 3 * pairs));
+    }
+  }
+
   TEST_CASE("MoveOrder: gives up if no block can be moved aside, and at its limit") {
     OwnedLayout const tight{{{0, 4, false}, {4, 3, false}}, 9};
     CHECK_FALSE(order(tight, {{0, 3}, {1, 0}}));

@@ -83,8 +83,7 @@ class BasicGapIndex {
       for (std::uint32_t gap = next_[head(c)]; goes_on && gap != head(c); gap = next_[gap]) {
         goes_on = look(gap);
       }
-      // Gaps of higher classes are larger.
-      goes_on = goes_on && (best == none || class_of(best_left) > c);
+      goes_on = goes_on && best == none;  // gaps of higher classes are larger
     }
     if (best == none || is_exhausted) {
       return std::nullopt;
