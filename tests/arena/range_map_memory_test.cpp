@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// A map whose tables cannot grow: the call fails and leaves everything as it was.
+// Calls that lack memory for the tables of ranges fail, and leave everything as it was.
 #include <spillway/arena/move_plan.hpp>
 #include <spillway/arena/range_map.hpp>
+#include <spillway/core/fence.hpp>
 #include <spillway/core/range.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/device/sim/model_api.hpp>
+#include <spillway/page_arena.hpp>
 #include <spillway/policy/fit/best_fit.hpp>
+#include <spillway/stream/stream_order.hpp>
 
 #include <doctest/doctest.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -114,5 +120,29 @@ TEST_SUITE("range_map_memory") {
       CHECK(map[block].first == end - 50);
     }
     CHECK(failures > 100);
+  }
+
+  TEST_CASE("PageArena: a range whose list of pieces lacks memory leaves its addresses free") {
+    constexpr std::size_t page = 64_KiB;
+    ModelApi device{{.granularity_bytes = page}};
+    StreamOrder<ModelApi> order{device};
+    PageArena<ModelApi, BestFit, false> arena{device, order, {.capacity_bytes = 64 * page}};
+    std::byte* end = nullptr;
+    for (std::uint64_t i = 1; i <= 32; ++i) {
+      CAPTURE(i);
+      std::optional<Placement> taken;
+      for (std::size_t more = 0; !taken; ++more) {
+        try {
+          support::ShortMemory const few{more};
+          taken = arena.try_take(2 * page, BlockId{i});
+          REQUIRE(taken);
+        } catch (std::bad_alloc const&) {
+        }
+        REQUIRE(arena.free_bytes() == (64 - 2 * i + (taken ? 0 : 2)) * page);
+      }
+      CHECK((end == nullptr || taken->address == end));  // none was lost in between
+      end = taken->address + 2 * page;
+      CHECK_FALSE(arena.map(taken->range).is_refused);
+    }
   }
 }
