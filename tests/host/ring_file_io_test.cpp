@@ -30,11 +30,13 @@ TEST_SUITE("ring_file_io") {
     bool is_refused = false;
     std::size_t takes_at_once = 1000;  // of what was entered
     int submit_error = 0;
+    std::size_t refusals = 0;  // submissions that are refused for now before one that is not
     int wait_error = 0;
     int result_error = 0;
     std::size_t most_bytes = ~std::size_t{0};  // of one transfer
     bool is_last_first = false;                // transfers end in the other order
 
+    std::size_t refused = 0;  // since the last one that was not
     std::size_t submits = 0;
     std::size_t taken = 0;
     std::size_t most_taken = 0;  // at once
@@ -55,6 +57,11 @@ TEST_SUITE("ring_file_io") {
         if (state->submit_error != 0) {
           return -state->submit_error;
         }
+        if (state->refused < state->refusals) {
+          ++state->refused;
+          return -EAGAIN;
+        }
+        state->refused = 0;
         std::size_t const count = std::min(entered.size(), state->takes_at_once);
         for (std::size_t i = 0; i < count; ++i) {
           taken.push_back(entered.front());
@@ -300,5 +307,23 @@ TEST_SUITE("ring_file_io") {
       CHECK(now.queue.name() == "io_uring");
       CHECK(now.is_back());
     }
+  }
+
+  TEST_CASE("RingFileIo: a kernel that takes no transfer for long is replaced by plain calls") {
+    for (RingState const& state : {RingState{.submit_error = EAGAIN},
+                                   RingState{.submit_error = EBUSY},
+                                   RingState{.takes_at_once = 0}}) {
+      Bench now{state};
+      CHECK(now.run(true) == 0);
+      CHECK(now.queue.name() == "pread, pwrite, since io_uring failed");
+      CHECK(now.is_back());
+    }
+  }
+
+  TEST_CASE("RingFileIo: a kernel that takes a transfer now and then is not given up") {
+    Bench now{{.takes_at_once = 1, .refusals = 700}};
+    CHECK(now.run(true) == 0);
+    CHECK(now.queue.name() == "io_uring");
+    CHECK(now.is_back());
   }
 }

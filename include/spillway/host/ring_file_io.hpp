@@ -141,6 +141,7 @@ class RingFileIo : public PosixFileIo {
           fail();
           return;
         }
+        refusals_ = taken > 0 ? 0 : refusals_;
         for (int i = 0; i < taken; ++i) {
           first_->state = State::in_flight;
           first_ = first_->next;
@@ -150,7 +151,8 @@ class RingFileIo : public PosixFileIo {
       }
 
       /// Waits without the lock until any transfer in flight has ended. Only sleeps for a short
-      /// time if none is in flight, because the kernel takes none, or if waiting fails.
+      /// time if none is in flight, because the kernel takes none, or if waiting fails. A kernel
+      /// that takes none for too long is not asked any more.
       void wait(std::unique_lock<std::mutex>& lock) noexcept {
         bool const can_wait = in_flight_ > 0 && !has_failed_;
         lock.unlock();
@@ -159,7 +161,8 @@ class RingFileIo : public PosixFileIo {
           std::this_thread::sleep_for(std::chrono::microseconds{100});
         }
         lock.lock();
-        if (error < 0 && !is_passing(error)) {
+        bool const is_refused = in_flight_ == 0 && ++refusals_ == most_refusals;
+        if (is_refused || (error < 0 && !is_passing(error))) {
           fail();
         }
       }
@@ -186,6 +189,8 @@ class RingFileIo : public PosixFileIo {
       // Enough to keep a fast disk busy. A disk serves its requests in turns, so with many more all
       // of them would end late, and the first chunk could not be reused for long.
       static constexpr std::size_t max_in_flight_bytes = 8_MiB;
+      // So often in a row the kernel may take nothing while nothing is in flight: for about 0.1 s.
+      static constexpr std::size_t most_refusals = 1000;
 
       std::mutex mutex_;  // guards all but `ring_->wait()`
       Opened ring_;
@@ -194,6 +199,7 @@ class RingFileIo : public PosixFileIo {
       std::size_t entered_ = 0;  // how many of the list's first transfers are in the ring
       std::size_t in_flight_ = 0;
       std::size_t in_flight_bytes_ = 0;  // bytes of transfers in flight or entered
+      std::size_t refusals_ = 0;         // waits in a row with nothing in flight
       bool has_failed_ = false;
     };
 
