@@ -259,4 +259,31 @@ TEST_SUITE("host_transfers") {
       CHECK(has_pattern(block + i * 2000, 2000, i));
     }
   }
+
+  TEST_CASE("HostTransfers: a write of no bytes forgets no earlier use of the slot's memory") {
+    constexpr std::size_t bytes = 4096;
+    for (HostTier const tier : every_tier) {
+      CAPTURE(static_cast<int>(tier));
+      Bench bench;
+      Bench::pool_type pool{bench.device, bench.order, bench.options(tier, bytes), bench.io};
+      std::byte* const block = bench.reserve(bytes);
+      put_pattern(block, bytes, 1);
+      HostSlotId const before = Bench::take(pool, bytes);
+      (void)pool.write(before, block, bytes, bench.stream);
+      bench.device.run_all();
+      std::memset(block, 0, bytes);
+      (void)pool.read(before, block, bytes, bench.stream);
+      pool.give_back(before);
+      HostSlotId const slot = pool.try_take(bytes).value();
+      (void)pool.write(slot, block, 0, bench.stream);
+      pool.give_back(slot);
+
+      CHECK(pool.trim_sync() == bytes);  // not before the read has run
+
+      auto const reads = tier == HostTier::pinned ? bench.stream : bench.device.created.at(2);
+      CHECK(bench.device.queued_ops(reads) == 0);
+      bench.device.run_all();
+      CHECK(has_pattern(block, bytes, 1));
+    }
+  }
 }

@@ -158,8 +158,10 @@ struct HostSlot {
     }
     is_enqueueing_write = false;
     if (has_begun) {
-      written = host_done;  // covers all earlier uses, since the write waited for `fence_before`
-      used.clear();
+      if (!host_done.is_empty()) {  // a write of no bytes enqueues no work
+        written = host_done;  // covers all earlier uses, since the write waited for `fence_before`
+        used.clear();
+      }
       written_bytes = finished_bytes;
       takes_bytes = has_codec() ? 0 : takes_bytes;  // it will shrink and cannot be written again
     }
