@@ -72,6 +72,14 @@ class UncountedSim : public SteppedSimApi {
     Pause const pause;
     SteppedSimApi::wait(stream, event);
   }
+  void synchronize(stream_type stream) {
+    Pause const pause;
+    SteppedSimApi::synchronize(stream);
+  }
+  void synchronize(event_type event) {
+    Pause const pause;
+    SteppedSimApi::synchronize(event);
+  }
   event_type create_event() {
     Pause const pause;
     return SteppedSimApi::create_event();
@@ -230,6 +238,22 @@ TEST_SUITE("host_transfers") {
     CHECK(go_out_and_come_back() > 0);
     CHECK(go_out_and_come_back() == 0);
     bench.device.run_all();
+  }
+
+  TEST_CASE("HostTransfers: what waits for the staging chunks allocates nothing") {
+    PoolBench<UncountedSim> bench;
+    std::optional<PoolBench<UncountedSim>::pool_type> pool;
+    pool.emplace(bench.device, bench.order, bench.options(HostTier::pageable, 64 << 10), bench.io);
+    std::byte* const block = bench.reserve(10'000);
+    HostSlotId const slot = PoolBench<UncountedSim>::take(*pool, 10'000);
+    (void)pool->write(slot, block, 10'000, bench.stream);
+    (void)pool->read(slot, block, 10'000, bench.stream);
+    std::size_t const before = allocations;
+
+    pool.reset();  // would free chunks that copies use if it could not allocate
+
+    CHECK(allocations == before);
+    CHECK(bench.device.queued_ops(bench.stream) == 0);
   }
 
   TEST_CASE(

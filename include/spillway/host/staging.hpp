@@ -125,14 +125,12 @@ class StagingLane {
     if (begin_stream_) {
       device_->synchronize(begin_stream_->handle());
     }
-    std::vector<Piece> idle;
-    {
-      std::scoped_lock const lock{mutex_};
+    for (Piece const& piece : ring_) {
+      std::unique_lock lock{mutex_};
       SPILLWAY_ASSERT(idle_count_ == ring_.size());
-      idle = ring_;
-    }
-    for (Piece const& piece : idle) {
-      order_->synchronize(piece.fence);
+      Fence const last_use = piece.fence;
+      lock.unlock();
+      order_->synchronize(last_use);
     }
   }
 
