@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/concepts/file_io_api.hpp>
+#include <spillway/host/host_ledger.hpp>
 #include <spillway/host/posix_file_io.hpp>
 #include <spillway/host/ring_file_io.hpp>
+#include <spillway/host/slot_io.hpp>
 #include <spillway/host/swap_file.hpp>
 
 #include <doctest/doctest.h>
@@ -13,6 +15,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -20,7 +23,10 @@
 
 TEST_SUITE("ring_file_io") {
   using namespace spillway;
+  using spillway::detail::HostLedger;
   using spillway::detail::RingFileIo;
+  using spillway::detail::SlotAccess;
+  using spillway::detail::SlotIo;
   using spillway::detail::SwapFile;
 
   namespace {
@@ -280,12 +286,31 @@ TEST_SUITE("ring_file_io") {
     CHECK(now.ring.state->taken == 0);
   }
 
+  TEST_CASE("SlotIo: a ring that was refused for one direction gives the file calls their name") {
+    for (SlotAccess const first : {SlotAccess::read, SlotAccess::write}) {
+      TemporaryFolder folder;
+      FakeRing ring;
+      SwapFile<FakeRingFileIo> file{folder.path(), false, FakeRingFileIo{ring}};
+      std::mutex mutex;
+      HostLedger ledger;
+      SlotIo<FakeRingFileIo> io{mutex, ledger, &file};
+
+      CHECK(io.open_queue(first, {}));
+      ring.state->is_refused = true;
+      CHECK_FALSE(
+          io.open_queue(first == SlotAccess::read ? SlotAccess::write : SlotAccess::read, {}));
+
+      CHECK(io.file_calls() == "pread, pwrite");
+    }
+  }
+
   TEST_CASE("RingFileIo: a ring whose submission fails is replaced by plain calls") {
     Bench now{{.submit_error = ENXIO}};
 
     CHECK(now.run(true) == 0);
 
     CHECK(now.queue.name() == "pread, pwrite, since io_uring failed");
+    CHECK_FALSE(now.queue.can_begin());
     CHECK(now.ring.state->submits == 1);
     CHECK(now.is_back());
   }

@@ -32,7 +32,7 @@ struct FileTransfer {
 ///
 /// | expression      | must                                                                       |
 /// |-----------------|----------------------------------------------------------------------------|
-/// | `q.can_begin()` | tell whether `begin` ever starts a transfer                                |
+/// | `q.can_begin()` | tell whether `begin` starts transfers; not any more once that has failed   |
 /// | `q.begin(t)`    | start `t`, and all that follow it by `next`, now or as others end, and     |
 /// |                 | wait for nothing. A model may do nothing here                              |
 /// | `q.finish(t)`   | start `t` unless it has begun, and wait for its end. Returns the bytes     |

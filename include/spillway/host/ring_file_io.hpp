@@ -51,7 +51,9 @@ class RingFileIo : public PosixFileIo {
       }
     }
 
-    [[nodiscard]] bool can_begin() const noexcept { return shared_ != nullptr; }
+    [[nodiscard]] bool can_begin() const noexcept {
+      return shared_ != nullptr && shared_->can_begin();
+    }
     [[nodiscard]] std::string_view name() const noexcept {
       return shared_ != nullptr ? shared_->name() : plain_.name();
     }
@@ -75,6 +77,10 @@ class RingFileIo : public PosixFileIo {
      public:
       explicit Shared(Opened ring) noexcept : ring_{std::move(ring)} {}
 
+      [[nodiscard]] bool can_begin() noexcept {
+        std::scoped_lock const lock{mutex_};
+        return !has_failed_;
+      }
       [[nodiscard]] std::string_view name() noexcept {
         std::scoped_lock const lock{mutex_};
         return has_failed_ ? "pread, pwrite, since io_uring failed" : "io_uring";

@@ -207,8 +207,14 @@ class SlotIo {
   }
   [[noreturn]] void throw_lost(FileFailure const& failure) const;
 
-  /// The name of the calls that carry bytes to the file, empty where there is none. Needs no lock.
+  /// The name of the calls that carry bytes to the file and back, empty where there is none. If the
+  /// calls of only one direction can be begun ahead, it is that of the other one. Needs no lock.
   [[nodiscard]] std::string_view file_calls() const noexcept {
+    for (std::optional<Queue> const& queue : queues_) {
+      if (queue && !queue->can_begin()) {
+        return queue->name();
+      }
+    }
     return queues_[0] ? queues_[0]->name() : std::string_view{};
   }
   [[nodiscard]] std::size_t failed_writes() const noexcept { return failed_writes_; }
