@@ -3,6 +3,7 @@
 #include <spillway/host_swap_pool.hpp>
 #include <spillway/policy/codec/as_bfloat16.hpp>
 #include <spillway/policy/codec/identity.hpp>
+#include <spillway/policy/codec/kernel_slot.hpp>
 #include <spillway/policy/codec/zero_bitmap.hpp>
 #include <spillway/testing/faulty_file_io.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>
@@ -16,6 +17,7 @@
 #include <cstring>
 #include <fstream>
 #include <ios>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -119,6 +121,27 @@ TEST_SUITE("slot_codecs") {
       pool.give_back(slot);
       pool.give_back(second);
       CHECK(pool.stats().tier(tier).used_bytes == 0);
+    }
+  }
+
+  TEST_CASE("HostSwapPool: a size for which the room cannot be counted gets no slot") {
+    constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+    constexpr std::size_t stripe = 64_KiB + 16;  // with its header
+    for (HostTier const tier : {HostTier::pinned, HostTier::pageable, HostTier::file}) {
+      Bench bench;
+      Pool pool{bench.device, bench.order, bench.options(tier, 1_MiB), bench.io};
+      REQUIRE(pool.try_grow(256_KiB));
+      for (CodingId const coding : {pool.coding<ZeroBitmap>(),
+                                    pool.coding<AsBfloat16>(),
+                                    pool.coding<ZeroBitmapOnStream>(),
+                                    pool.coding<PlanesOnStream>()}) {
+        for (std::size_t const bytes : {most, most - 20'000, (most / stripe + 1) * 64_KiB}) {
+          CAPTURE(bytes);
+          CHECK_FALSE(pool.try_take(bytes, coding).has_value());
+          CHECK_FALSE(pool.may_take(bytes, coding));
+          CHECK_FALSE(pool.try_grow(bytes, coding));
+        }
+      }
     }
   }
 
@@ -613,6 +636,28 @@ TEST_SUITE("slot_codecs") {
       CHECK(pool.stats().failed_reads == 1);
       pool.give_back(slot);
     }
+  }
+
+  TEST_CASE(
+      "HostSwapPool: a codec on a stream that names more bytes than the slot has is refused") {
+    std::size_t const bytes = 100'000;
+    Bench bench;
+    Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
+    auto* const block = bench.reserve(bytes);
+    HostSlotId const slot = take(pool, bytes, pool.coding<ZeroBitmapOnStream>());
+    static_cast<void>(pool.write(slot, block, bytes, bench.stream));
+    while (bench.device.queued_ops(bench.stream) > 1) {  // all but the function behind the kernels
+      REQUIRE(bench.device.step(bench.stream));
+    }
+    std::uint64_t const too_many = 2_MiB;
+    std::memcpy(bench.device.pinned.front() + offsetof(detail::SlotHeader, stored_bytes),
+                &too_many,
+                sizeof(too_many));
+    bench.device.run_all();
+
+    CHECK_THROWS_AS(pool.check(slot), FileTierError);
+    pool.give_back(slot);
+    CHECK(pool.stats().tier(HostTier::pinned).used_bytes == 0);
   }
 
   TEST_CASE("HostSwapPool: if the host cannot address the device, codecs work on staged bytes") {

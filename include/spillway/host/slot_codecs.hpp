@@ -169,6 +169,8 @@ template <class = Lazily>
 class BasicSlotCodecs {
   static constexpr std::size_t stripe_bytes = 64_KiB;
   static constexpr std::size_t least_bytes = 4_KiB;  // smaller blocks are not worth a host function
+  // More than any memory. The room for so many bytes can still be counted, whatever the codec is.
+  static constexpr std::size_t most_bytes = ~std::size_t{0} >> 16U;
   static constexpr std::uint32_t most_misses = 2;
   static constexpr std::uint32_t most_skipped = 64;
   static constexpr std::uint32_t as_it_is = 0x80000000;  // set in `Header::stored`: not encoded
@@ -270,7 +272,7 @@ class BasicSlotCodecs {
 
   /// Returns the room that a block needs with a codec.
   [[nodiscard]] CodedRoom slot_room(CodingId id, std::size_t bytes) const noexcept {
-    if (id == CodingId{} || bytes < least_bytes || is_given_up(at(id))) {
+    if (id == CodingId{} || bytes < least_bytes || bytes > most_bytes || is_given_up(at(id))) {
       return {};
     }
     CodecType const& type = *at(id).kind->type;

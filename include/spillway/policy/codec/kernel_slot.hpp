@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 // The format of a slot of pinned memory that the kernels of a `StreamCodec` write and read, and
 // functions that these kernels have in common.
@@ -58,7 +59,12 @@ struct alignas(16) SlotEntry {
     return 0;
   }
   auto const& header = *reinterpret_cast<SlotHeader const*>(slot.front().data());
-  bool const is_sound = header.mark == SlotHeader::known_mark && header.is_damaged == 0;
+  std::size_t bytes = 0;
+  for (std::span<std::byte> const piece : slot) {
+    bytes += piece.size();
+  }
+  bool const is_sound = header.mark == SlotHeader::known_mark && header.is_damaged == 0 &&
+                        header.stored_bytes <= bytes;
   return is_sound ? static_cast<std::size_t>(header.stored_bytes) : 0;
 }
 
