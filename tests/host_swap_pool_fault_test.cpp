@@ -160,6 +160,20 @@ TEST_SUITE("host_swap_pool_fault") {
     CHECK(pool.try_grow(16 << 10));
   }
 
+  TEST_CASE("HostSwapPool: the advice when it is full tells that the system refused memory") {
+    SimOptions sim;
+    sim.pinned_capacity_bytes = 32 << 10;
+    Bench bench{sim};
+    Bench::pool_type pool{
+        bench.device, bench.order, bench.options(HostTier::pinned, 64 << 10), bench.io};
+    REQUIRE(pool.try_grow(32 << 10));
+    CHECK(pool.advice_when_full().find("The system") == std::string::npos);
+
+    CHECK_FALSE(pool.try_grow(64 << 10));
+
+    CHECK(pool.advice_when_full().find("The system gave less memory") != std::string::npos);
+  }
+
   TEST_CASE("HostSwapPool: short and interrupted file calls lose no bytes") {
     FileCase now;
     now.bench.io.plant({.most_bytes = 999, .interrupt_every = 2});

@@ -374,6 +374,7 @@ class HostSwapPool {
   [[nodiscard]] std::string advice_when_full() const {
     HostTier first{};
     bool has_tier = false;
+    bool is_memory_refused = false;
     bool has_failed = false;
     int write_error = 0;
     {
@@ -382,7 +383,10 @@ class HostSwapPool {
       has_failed = ledger_.has_failed(HostTier::file);
       write_error = slot_io_.write_error();
       for (auto i = static_cast<std::size_t>(first); i < host_tier_count; ++i) {
-        has_tier = has_tier || ledger_.stats(static_cast<HostTier>(i)).capacity_bytes != 0;
+        auto const tier = static_cast<HostTier>(i);
+        has_tier = has_tier || ledger_.stats(tier).capacity_bytes != 0;
+        is_memory_refused =
+            is_memory_refused || (tier != HostTier::file && ledger_.is_growth_refused(tier));
       }
     }
     if (!has_tier) {
@@ -395,6 +399,10 @@ class HostSwapPool {
                    "faster one, or give HostPoolOptions a file and file_bytes.";
     }
     std::string advice = "The host pool is full: raise its tiers' capacities or free blocks.";
+    if (is_memory_refused) {
+      advice += " The system gave less memory than the capacities allow: raise its limit on locked "
+                "memory, or leave it more memory.";
+    }
     File const* const file = memory_.file();
     if (file != nullptr && has_failed) {
       advice += detail::Text{" A write to the swap file at "} + file->path() +

@@ -398,8 +398,9 @@ class BasicHostLedger {
   [[nodiscard]] bool has_failed(HostTier tier) const noexcept { return at(tier).is_failed; }
   [[nodiscard]] std::size_t granule(HostTier tier) const noexcept { return at(tier).map.granule(); }
 
-  /// Notes that the system gave no memory for a slab.
+  /// Notes that the system gave no memory for a slab, until it gives some.
   void refuse_growth(HostTier tier) noexcept { at(tier).is_refused = true; }
+  [[nodiscard]] bool is_growth_refused(HostTier tier) const noexcept { return at(tier).is_refused; }
 
   /// Free bytes of all tiers that take new slots, and how much these may grow: not at all where the
   /// system refused the last slab.
