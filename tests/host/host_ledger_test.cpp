@@ -141,10 +141,26 @@ TEST_SUITE("host_ledger") {
     ledger.add_slab(HostTier::file, {}, 4_MiB);
     ledger.refuse_growth(HostTier::file);
     CHECK(ledger.free_bytes() == 4_MiB);
+    CHECK(ledger.may_take(HostTier::file, 4_MiB, 0));
+    CHECK_FALSE(ledger.may_take(HostTier::file, 5_MiB, 0));
+    CHECK(ledger.is_growth_refused(HostTier::file));
     ledger.add_slab(HostTier::file, {}, 2_MiB);
     CHECK(ledger.free_bytes() == 32_MiB);
+    CHECK(ledger.may_take(HostTier::file, 32_MiB, 0));
+    CHECK_FALSE(ledger.is_growth_refused(HostTier::file));
     ledger.fail(HostTier::file);
     CHECK(ledger.free_bytes() == 0);
+  }
+
+  TEST_CASE("HostLedger: memory that was placed on a node is counted until its slab is removed") {
+    Bench now;
+    now.ledger.add_slab(HostTier::pageable, {now.memory.data(), 0, slab_bytes}, slab_bytes);
+    auto const numa_bound = [&] { return now.ledger.stats(HostTier::pageable).numa_bound_bytes; };
+    CHECK(numa_bound() == slab_bytes);
+
+    now.ledger.remove_free_slabs(HostTier::pageable, [](HostSlab const&, Fence const&) {});
+
+    CHECK(numa_bound() == 0);
   }
 
   TEST_CASE("HostLedger: pieces of a slot lie in its slabs, and end at the requested bytes") {

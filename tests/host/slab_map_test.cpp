@@ -177,6 +177,7 @@ TEST_SUITE("slab_map") {
     CHECK(map.can_take(all + granule_bytes, 2 * granule_bytes));
     CHECK_FALSE(map.can_take(all + 2 * granule_bytes, 2 * granule_bytes));
     CHECK(map.can_take(5 * all, 5 * all));
+    CHECK(map.can_take(granule_bytes, 5 * all));
   }
 
   TEST_CASE("SlabMap: a request beyond all memory is refused without overflow") {

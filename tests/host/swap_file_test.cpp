@@ -158,10 +158,13 @@ TEST_SUITE("swap_file") {
   TEST_CASE("SwapFile: room can be reserved where fallocate is not supported") {
     for (bool const is_direct : {false, true}) {
       TemporaryFolder folder;
-      File file{folder.path(), is_direct, {}};
+      auto const path = folder.path() / "swap";
+      File file{path, is_direct, {}};
       on_thread_where_fallocate_fails(EOPNOTSUPP, [&] {
         CHECK(file.try_reserve(192 << 10) == 0);
+        CHECK(std::filesystem::file_size(path) == 192 << 10);
         CHECK(file.try_reserve(4096) == 192 << 10);
+        CHECK(std::filesystem::file_size(path) == 196 << 10);
       });
     }
   }

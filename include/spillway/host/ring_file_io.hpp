@@ -176,7 +176,6 @@ class RingFileIo : public PosixFileIo {
       /// Gives up the ring: transfers that the kernel has not taken are left to their callers.
       void fail() noexcept {
         has_failed_ = true;
-        entered_ = 0;
         for (; first_ != nullptr; first_ = first_->next) {
           first_->state = State::idle;
         }

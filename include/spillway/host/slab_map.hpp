@@ -289,7 +289,6 @@ class BasicSlabMap {
   }
 
   void push_vacant(std::uint32_t node) noexcept {
-    nodes_[node].is_free = false;
     nodes_[node].next_linked = vacant_;
     vacant_ = node;
   }

@@ -316,8 +316,9 @@ class SlotIo {
     io.end_call(first);
   }
 
-  /// Whether one file call can serve all of these jobs. Not if one of them need not be written, or
-  /// if bytes of a slot were rescued, since the file then does not have all of them.
+  /// Whether one file call is to serve all of these jobs. Not if it is a single write whose bytes
+  /// nobody can read any more, or if bytes of a slot that is read were rescued, since the file then
+  /// does not have all of them.
   [[nodiscard]] bool can_share(Job const& first, Job const* end) const noexcept {
     std::scoped_lock const lock{*mutex_};
     if (first.access == SlotAccess::write) {
