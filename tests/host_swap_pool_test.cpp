@@ -14,6 +14,7 @@
 #include <array>
 #include <csignal>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -475,6 +476,24 @@ TEST_SUITE("host_swap_pool") {
     pool.set_first_tier(HostTier::pinned);
     CHECK(pool.tier(Bench::take(pool, 1000)) == HostTier::pinned);
     CHECK(pool.tier(pinned) == HostTier::pinned);
+  }
+
+  TEST_CASE("HostSwapPool: a forked child can destroy a pool that pins ahead of need") {
+    SlowBench bench;
+    std::optional<SlowBench::pool_type> pool;
+    pool.emplace(bench.device, bench.order, bench.options(64 << 10, 0, 0), bench.io);
+    (void)SlowBench::take(*pool, 64 << 10);  // so that the thread of the pool has nothing to do
+
+    ::pid_t const child = ::fork();
+    if (child == 0) {
+      ::alarm(100);  // ends a child that hangs
+      pool.reset();
+      ::_exit(0);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+
+    CHECK(WIFEXITED(status));
   }
 
   TEST_CASE("HostSwapPool: where pinning is slow the next slab is pinned ahead of need") {

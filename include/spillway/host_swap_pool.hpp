@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <iterator>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -33,6 +34,9 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include <sys/types.h>
+#include <unistd.h>
 
 namespace spillway {
 
@@ -501,7 +505,8 @@ class HostSwapPool {
   detail::SlotCodecs codecs_;
   Removed removed_;                                  // left by a `trim_sync` whose wait failed
   detail::HostTransfers<Device, FileIo> transfers_;  // its host functions use all of the above
-  std::thread grower_;                               // runs `grow_ahead`
+  pid_t const owner_ = ::getpid();
+  std::thread grower_;  // runs `grow_ahead`
 };
 
 template <DeviceApi Device, FileIoApi FileIo>
@@ -532,6 +537,10 @@ HostSwapPool<Device, FileIo>::HostSwapPool(Device& device,
 
 template <DeviceApi Device, FileIoApi FileIo>
 HostSwapPool<Device, FileIo>::~HostSwapPool() {
+  if (grower_.joinable() && ::getpid() != owner_) {  // the thread does not exist in a forked child
+    grower_.detach();
+    new (&grown_) std::condition_variable;  // the old one would wait for the thread
+  }
   if (grower_.joinable()) {
     {
       std::scoped_lock const lock{mutex_};
