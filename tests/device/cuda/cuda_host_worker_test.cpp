@@ -18,6 +18,8 @@
 
 #include <support/fake_cudart.hpp>
 #include <support/temporary_folder.hpp>
+#include <sys/wait.h>
+#include <unistd.h>
 
 using namespace spillway;
 using spillway::testing::Gate;
@@ -64,6 +66,24 @@ struct Bench {
 }  // namespace
 
 TEST_SUITE("cuda_host_worker") {
+  TEST_CASE("CudaHostWorker: a forked child can destroy it") {
+    Bench now;
+    Call call;
+    now.worker->launch(&Call::run, &call);
+    now.device.synchronize(now.stream);
+
+    ::pid_t const child = ::fork();
+    if (child == 0) {
+      ::alarm(100);  // ends a child that hangs
+      now.worker.reset();
+      ::_exit(0);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+
+    CHECK(WIFEXITED(status));
+  }
+
   TEST_CASE("CudaHostWorker: functions run in stream order on the worker's thread") {
     Bench now;
     std::atomic<int> order{0};

@@ -14,8 +14,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
+
+#include <sys/types.h>
+#include <unistd.h>
 
 namespace spillway::detail {
 
@@ -55,6 +59,10 @@ class CudaHostWorker {
   CudaHostWorker& operator=(CudaHostWorker const&) = delete;
   /// Everything launched must have run before, or never run because the device has failed.
   ~CudaHostWorker() {
+    if (thread_.joinable() && ::getpid() != owner_) {  // it does not exist in a forked child
+      thread_.detach();
+      new (&woken_) std::condition_variable;  // the old one would wait for the thread
+    }
     if (thread_.joinable()) {
       {
         std::scoped_lock const lock{mutex_};
@@ -218,6 +226,7 @@ class CudaHostWorker {
   Job* first_ready_ = nullptr;  // in the order in which the stream has reached them
   Job* last_ready_ = nullptr;
   bool is_ending_ = false;
+  pid_t const owner_ = ::getpid();
   std::thread thread_;  // last: it starts when all other members exist
 };
 
