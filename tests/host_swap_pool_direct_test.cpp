@@ -346,6 +346,18 @@ TEST_SUITE("host_swap_pool_direct") {
     }
   }
 
+  TEST_CASE("HostSwapPool: a block that is freed before its refused direct write is not written") {
+    Bench bench;
+    bench.io.plant({.most_enqueued = 0});
+    HostSlotId const slot = SteppedBench::take(bench.pool, large);
+    (void)bench.pool.write(slot, bench.from, large, bench.stream);
+    bench.pool.give_back(slot);
+    bench.device.run_all();
+
+    CHECK(bench.io.calls().writes == 0);
+    CHECK(bench.pool.stats().tier(HostTier::file).slots == 0);
+  }
+
   TEST_CASE("HostSwapPool: work of a failed direct transfer finishes before the next one starts") {
     Bench bench;
     HostSlotId const written = bench.write(large, 1);

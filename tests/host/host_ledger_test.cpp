@@ -358,6 +358,7 @@ TEST_SUITE("host_ledger") {
       CHECK(now.ledger.bequeath(line[0], line[1]));
       CHECK(now.ledger.bequeath(line[1], line[2]));
       CHECK(last.has_unfinished_reads());
+      CHECK(last.has_ancestors);
       if (then != Then::kept) {
         now.ledger.forget_failures(last, then == Then::used_and_overwritten);
       }
@@ -373,6 +374,26 @@ TEST_SUITE("host_ledger") {
       CHECK(known == 1);
       CHECK(now.ledger.take_orphan_failure().has_value() == (then == Then::used_and_overwritten));
     }
+  }
+
+  TEST_CASE("HostLedger: a loss that was noted before a slot was replaced is only its heir's") {
+    Bench now;
+    now.add(HostTier::file);
+    FileFailure const failure{.error = 5, .bytes = 9, .is_read = true};
+    auto const read = now.ledger.try_take(1).value();
+    auto const heir = now.ledger.try_take(1).value();
+    now.ledger.note_failure(now.slot(read), 0, failure);
+
+    CHECK(now.ledger.bequeath(read, heir));
+    HostSlot& slot = now.slot(heir);
+    CHECK(slot.failure.has_value());
+    CHECK_FALSE(now.ledger.take_orphan_failure().has_value());
+
+    slot.is_failure_told = true;
+    now.ledger.forget_failures(slot, false);
+    now.ledger.note_failure(slot, slot.version, failure);  // another one, which was not told
+    CHECK(now.ledger.give_back(heir, {}));
+    CHECK(now.ledger.take_orphan_failure().has_value());
   }
 
   TEST_CASE("HostLedger: an emptied slot keeps its record and no memory") {

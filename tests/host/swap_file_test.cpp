@@ -297,6 +297,18 @@ TEST_SUITE("swap_file") {
     CHECK(file.try_reserve(part / 2) == part / 2);
   }
 
+  TEST_CASE("SwapFile: trying whether the file takes writes keeps no room") {
+    TemporaryFolder folder;
+    FaultyFileIo io;
+    FaultyFile file{folder.path(), false, io};
+    auto queue = file.make_queue({});
+    for (int const error : {0, ENOSPC}) {
+      io.plant({.write_error = error});
+      CHECK(file.try_out(queue) == error);
+    }
+    CHECK(file.try_reserve(4096) == 0);
+  }
+
   TEST_CASE("SwapFile: direct I/O is used and reported where the file system supports it") {
     TemporaryFolder folder;
     File direct{folder.path(), true, {}};
