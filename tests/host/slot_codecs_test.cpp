@@ -304,8 +304,9 @@ TEST_SUITE("slot_codecs") {
       std::uint32_t bits;
     };
     // In the headers of the first two stripes: their bytes, what is stored of them and their place.
-    // Then a bit in the bitmap.
+    // In that of the last one: more stored bytes than the slot has. Then a bit in the bitmap.
     std::size_t const second = 16 + 2048 + 65536 / 4;
+    std::size_t const last = 2 * second;
     std::vector<Damage> const all{{0, 1},
                                   {0, 0x10000},
                                   {4, 1},
@@ -315,6 +316,7 @@ TEST_SUITE("slot_codecs") {
                                   {second, 4},
                                   {second + 4, 8},
                                   {second + 12, 1},
+                                  {last + 4, 0x800},
                                   {16, 2}};
     auto const check = [&](HostTier tier, Damage const& damage) {
       CAPTURE(static_cast<int>(tier));
