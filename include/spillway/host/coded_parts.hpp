@@ -7,12 +7,11 @@
 #include <spillway/host/host_tier.hpp>
 #include <spillway/host/slot_codecs.hpp>
 #include <spillway/host/slot_io.hpp>
+#include <spillway/host/swap_file.hpp>
 
 #include <cstddef>
 #include <deque>
-#include <memory>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <span>
 #include <utility>
@@ -87,14 +86,7 @@ class CodedParts {
   }
 
  private:
-  static constexpr std::size_t alignment_bytes = 4096;  // required by direct I/O
-  static constexpr std::size_t file_bytes = 256_KiB;    // buffer for a slot in the file
-
-  struct Aligned {
-    void operator()(std::byte* memory) const noexcept {
-      ::operator delete[](memory, std::align_val_t{alignment_bytes});
-    }
-  };
+  static constexpr std::size_t file_bytes = 256_KiB;  // buffer for a slot in the file
 
   void carry(Part& part) noexcept {
     Transfer& all = *part.transfer;
@@ -170,7 +162,7 @@ struct CodedParts<FileIo>::Transfer {
   std::size_t unfinished = 0;  // number of parts; guarded by the mutex, as is the next member
   bool is_closed = false;
   // Only the host functions use what follows; they run one after the other.
-  std::unique_ptr<std::byte[], Aligned> memory;  // for slots in the file
+  FileMemory memory;  // for slots in the file
   std::optional<PieceCursor> in_memory;
   std::optional<typename Io::Cursor> in_file;
   std::size_t room = 0;
@@ -187,8 +179,7 @@ auto CodedParts<FileIo>::take(Job& job) -> Transfer& {
   }
   Transfer& transfer = *idle_;
   if (job.slot->tier == HostTier::file && transfer.memory == nullptr) {
-    transfer.memory.reset(
-        static_cast<std::byte*>(::operator new[](file_bytes, std::align_val_t{alignment_bytes})));
+    transfer.memory = make_file_memory(file_bytes);
   }
   idle_ = std::exchange(transfer.next, nullptr);
   transfer.owner = this;

@@ -454,15 +454,12 @@ class SlotIo {
   /// Copies what a job's file call transfers. @returns null if there is no memory, and for a direct
   /// transfer
   [[nodiscard]] std::shared_ptr<std::byte[]> copy_of(Job const& job) const noexcept {
-    static constexpr std::align_val_t alignment{SwapFile<FileIo>::unit_bytes};
     if (job.is_direct) {
       return nullptr;
     }
     try {
       std::size_t const bytes = file_bytes(job);
-      std::shared_ptr<std::byte[]> copy{
-          static_cast<std::byte*>(::operator new[](bytes, alignment)),
-          [](std::byte* memory) { ::operator delete[](memory, alignment); }};
+      std::shared_ptr<std::byte[]> copy = make_file_memory(bytes);
       std::memcpy(copy.get(), job.chunk, bytes);
       return copy;
     } catch (std::bad_alloc const&) {

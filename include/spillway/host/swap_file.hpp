@@ -29,6 +29,19 @@
 
 namespace spillway::detail {
 
+/// Memory for file calls, aligned as O_DIRECT needs it.
+struct FreeFileMemory {
+  static constexpr std::align_val_t alignment{FileChecksums::unit_bytes};
+
+  void operator()(std::byte* memory) const noexcept { ::operator delete[](memory, alignment); }
+};
+using FileMemory = std::unique_ptr<std::byte[], FreeFileMemory>;
+
+/// @throws std::bad_alloc
+[[nodiscard]] inline FileMemory make_file_memory(std::size_t bytes) {
+  return FileMemory{static_cast<std::byte*>(::operator new[](bytes, FreeFileMemory::alignment))};
+}
+
 /// The file of the file tier: opened by the constructor, removed by the destructor.
 ///
 /// `TierMemory` owns it and reserves and releases room in it slab by slab; `SlotIo` reads and
