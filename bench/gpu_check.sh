@@ -171,7 +171,7 @@ run_core() {
 
   # Tests that measure no times run in parallel, except those that look at the device's free memory.
   on_gpu step tests 30 120 ctest --test-dir "$build/tests/gpu" -L gpu -j 8 --output-on-failure --no-tests=error
-  sanitizer memcheck allocator -sce='compaction moves blocks behind work in flight*,three streams: *' &
+  sanitizer memcheck allocator -sce='compaction moves blocks ordered after work in flight*,three streams: *' &
   sanitizer racecheck interop -tce='CudaMemoryResource: memory passes between streams*' &
   sanitizer racecheck codec -tc='CudaZeroBitmap*' &
   sanitizer memcheck copy_kernel &

@@ -178,6 +178,8 @@ def main():
     steps = [line.split() for line in (folder / "steps.txt").read_text().splitlines()]
     if len(sys.argv) == 3:
         steps = [step for step in steps if step[0] == sys.argv[2]]
+        if not steps:
+            sys.exit(f"gpu_table.py: {folder} has no step {sys.argv[2]}")
     else:
         print(f"{'':<44} {'measured':>14} {'against':>24} {'ratio':>8} {'goal':>8}")
     # A list, so that every step is shown even after one has failed.

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what bench/gpu_check.sh prints when its time is over, its build fails or it is terminated.
+"""Checks what bench/gpu_check.sh prints when its time is over, its build fails or it is terminated, and that the tests exist
+which it names.
 
 Usage: gpu_check_test.py <project root>
 
 Nothing is built, since a script that fails replaces cmake. Another script replaces nvidia-smi, so that no GPU is needed.
 """
+import fnmatch
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -68,3 +71,16 @@ for blocking, other in [("ctest", "compute-sanitizer"), ("compute-sanitizer", "c
 
 wrong = subprocess.run(["bash", root / "bench/gpu_check.sh", "all", folder], capture_output=True, text=True, check=False)
 assert wrong.returncode == 2 and "core|torch RESULTS" in wrong.stderr, wrong
+
+# gpu_table.py shows the rows of a step that there is.
+(folder / "steps.txt").write_text("configure 0 3\n")
+table = subprocess.run([sys.executable, root / "bench/gpu_table.py", folder, "misspelt"], capture_output=True, text=True)
+assert table.returncode == 1 and "no step misspelt" in table.stderr, table
+
+# A filter that matches no test would leave nothing out, and doctest calls a run of no tests a success.
+sources = [*root.glob("tests/gpu/*_test.cu"), *root.glob("tests/support/*_load.hpp")]
+titles = re.findall(r'(?:SUBCASE|TEST_CASE\w*)\([^"]*"([^"]*)"', "".join(path.read_text() for path in sources))
+filters = re.findall(r"-[st]ce?='([^']*)'", (root / "bench/gpu_check.sh").read_text())
+assert len(filters) >= 3, filters
+for one in ",".join(filters).split(","):
+    assert fnmatch.filter(titles, one), one
