@@ -167,11 +167,12 @@ def main():
     parser.add_argument("--programs", type=pathlib.Path, default=ROOT / "build" / "bin")
     parser.add_argument("--traces", type=pathlib.Path, default=ROOT.parent / "shared" / "traces")
     arguments = parser.parse_args()
+    programs = arguments.programs.resolve()  # `Path(".") / "name"` is a name without a folder, which PATH would find elsewhere
     page = PAGE.read_text()
     if missing := set(TABLES) - {match[1] for match in TABLE.findall(page)}:
         sys.exit(f"figures.py: {PAGE.name} has no place for {', '.join(sorted(missing))}")
     with concurrent.futures.ThreadPoolExecutor(len(TABLES)) as pool:
-        made_of = {name: pool.submit(make, arguments.programs, arguments.traces) for name, make in TABLES.items()}
+        made_of = {name: pool.submit(make, programs, arguments.traces) for name, make in TABLES.items()}
     tables = {name: table.result() for name, table in made_of.items()}
     made = TABLE.sub(lambda match: match[1] + tables[match[2]] + match[3], page)
     made = QUOTE.sub(lambda match: match[1] + quote(tables, *match.groups()[1:4]) + match[5], made)
