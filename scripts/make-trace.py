@@ -122,8 +122,9 @@ def main():
     options = parser.parse_args()
     if options.ends == "stack" and options.weights:
         parser.error("the newest block cannot go if it is a weight")
-    if options.live < 1:
-        parser.error("--live is 1 or more")
+    for name in "operations", "live", "uses", "operands":
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} is 1 or more")
     if not options.lifetimes and options.live <= options.weights and options.live < options.operands:
         # All live blocks are weights, which are never freed, so an operation would search for another operand for ever.
         parser.error(f"{options.live} weights alive at once cannot be {options.operands} operands of an operation")
