@@ -5,11 +5,13 @@
 #include <cstddef>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <iostream>
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 #include "error_message.hpp"
 #include <CLI/CLI.hpp>
@@ -93,6 +95,17 @@ CLI::Validator one_of(std::map<std::string, Value> const& names) {
             return std::string{};
           },
           shown};
+}
+
+/// Whether two names are those of one regular file, as with links, or would be if it were written.
+inline bool is_same_file(std::filesystem::path const& one, std::filesystem::path const& other) {
+  std::error_code error;  // of a file that does not exist
+  if (std::filesystem::exists(one, error) || std::filesystem::exists(other, error)) {
+    return std::filesystem::equivalent(one, other, error) &&
+           std::filesystem::is_regular_file(one, error);
+  }
+  return !one.empty() && std::filesystem::weakly_canonical(one, error) ==
+                             std::filesystem::weakly_canonical(other, error);
 }
 
 /// Flushes standard output. @throws std::runtime_error if it did not take all of the bytes

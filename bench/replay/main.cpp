@@ -3,7 +3,6 @@
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
-#include <filesystem>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -243,13 +242,6 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->excludes(json);
 }
 
-/// Whether two names are those of one file, as with links.
-bool is_same_file(std::string const& one, std::string const& other) {
-  std::error_code error;  // of a file that does not exist
-  return std::filesystem::equivalent(one, other, error) &&
-         std::filesystem::is_regular_file(one, error);
-}
-
 void check(Arguments const& arguments) {
   if (arguments.settings.verify && arguments.device == "model") {
     throw std::invalid_argument{"--verify: the model holds no bytes; use --device sim or cuda"};
@@ -257,7 +249,7 @@ void check(Arguments const& arguments) {
   if (!arguments.settings.timeline.empty() && arguments.device != "model") {
     throw std::invalid_argument{"--timeline: only with --device model"};
   }
-  if (is_same_file(arguments.settings.timeline, arguments.trace)) {
+  if (command_line::is_same_file(arguments.settings.timeline, arguments.trace)) {
     throw std::invalid_argument{"--timeline '" + arguments.settings.timeline +
                                 "': this is the trace, which would be overwritten; name another "
                                 "file"};

@@ -82,6 +82,16 @@ int main(int argc, char** argv) {
       ->check(command_line::link_gbps());
   app.add_flag("--json", is_json, "Print one JSON object");
   return command_line::run(app, argc, argv, [&]() -> int {
+    for (auto const& recording : {options.timeline, options.snapshot}) {
+      if (command_line::is_same_file(recording, data_path)) {
+        throw std::invalid_argument{recording.string() +
+                                    ": these are the pictures, which would be overwritten; name "
+                                    "another file"};
+      }
+    }
+    if (command_line::is_same_file(options.timeline, options.snapshot)) {
+      throw std::invalid_argument{"--timeline and --snapshot: name a file for each"};
+    }
     beyond::Dataset const data = beyond::load_dataset(data_path);
     if (training.batch > data.train.count()) {
       throw beyond::DataError{"--batch: only " + std::to_string(data.train.count()) +

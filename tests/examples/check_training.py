@@ -79,6 +79,14 @@ def check_recordings() -> None:
         segments = json.loads(snapshot.read_text())["segments"]
         assert sum(s["total_size"] for s in segments) == last["capacity_bytes"], segments
     assert "cannot be opened" in run("--timeline", "/nonexistent/timeline.json", status=2).stderr
+    with tempfile.TemporaryDirectory() as folder:
+        pictures, recording = pathlib.Path(folder, "pictures.csv"), pathlib.Path(folder, "recording.json")
+        pictures.write_text("1,2\n3,4\n5,5\n")
+        for option in ("--timeline", "--snapshot"):
+            done = run("--data", str(pictures), option, f"{folder}/./pictures.csv", status=2)
+            assert "overwritten" in done.stderr and pictures.read_text().startswith("1,2"), done
+        done = run("--timeline", str(recording), "--snapshot", f"{folder}/./recording.json", status=2)
+        assert "a file for each" in done.stderr and not recording.exists(), done
 
 
 def check_recomputation() -> None:
