@@ -24,6 +24,9 @@ using spillway::Access;
 using spillway::Residency;
 using support::PagerBench;
 using support::Plain;
+using support::SteppedBench;
+
+constexpr spillway::SimOptions device_options{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB};
 
 /// A device that calls back once when a stream is about to wait for an event.
 class InterruptingDevice : public support::StubbornDevice {
@@ -82,6 +85,45 @@ TEST_SUITE("pager") {
     }
     bench.run();
     CHECK(bench.kernels.checks() == 3);
+  }
+
+  TEST_CASE("DeviceAllocator: work under several leases of a block comes before what is next") {
+    for (bool const ends_in_order : {true, false}) {
+      CAPTURE(ends_in_order);
+      SteppedBench<Plain> bench{device_options, PagerBench<Plain>::options(64_KiB, 64_KiB), 3};
+      SteppedBench<Plain>::Buffer block{bench.allocator, 8_KiB};
+      auto first = block.acquire(Access::read_write, bench.streams[0]);
+      auto second = block.acquire(Access::read_write, bench.streams[1]);
+      auto* const bytes = static_cast<std::byte*>(first.data());
+      bench.device.fill(bytes, 1, 4_KiB, bench.streams[0]);
+      bench.device.fill(bytes + 4_KiB, 2, 4_KiB, bench.streams[1]);
+      (ends_in_order ? first : second).release();
+      (ends_in_order ? second : first).release();
+
+      auto const third = block.acquire(Access::read_write, bench.streams[2]);
+
+      // The device throws if this is not ordered after both of them.
+      CHECK_NOTHROW(bench.device.fill(third.data(), 3, 8_KiB, bench.streams[2]));
+      bench.run();
+    }
+  }
+
+  TEST_CASE("DeviceAllocator: a resident block is written after other streams have read it") {
+    SteppedBench<Plain> bench{device_options, PagerBench<Plain>::options(64_KiB, 64_KiB), 2};
+    SteppedBench<Plain>::Buffer from{bench.allocator, 8_KiB};
+    SteppedBench<Plain>::Buffer to{bench.allocator, 8_KiB};
+    bench.write(from, 1);
+    {
+      auto const source = from.acquire(Access::read, bench.streams[1]);
+      auto const target = to.acquire(Access::write, bench.streams[1]);
+      bench.device.copy(
+          target.data(), source.data(), 8_KiB, spillway::CopyKind::on_device, bench.streams[1]);
+    }
+
+    auto const lease = from.acquire(Access::read_write, bench.streams[0]);
+
+    CHECK_NOTHROW(bench.device.fill(lease.data(), 2, 8_KiB, bench.streams[0]));
+    bench.run();
   }
 
   TEST_CASE("DeviceAllocator: using a resident block again on one stream makes no device call") {
