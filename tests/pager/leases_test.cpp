@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -124,6 +125,49 @@ TEST_SUITE("pager") {
 
     CHECK_NOTHROW(bench.device.fill(lease.data(), 2, 8_KiB, bench.streams[0]));
     bench.run();
+  }
+
+  TEST_CASE("DeviceAllocator: a stream that was retired can be used again") {
+    SteppedBench<Plain> bench{device_options, PagerBench<Plain>::options(64_KiB, 64_KiB), 2};
+    SteppedBench<Plain>::Buffer block{bench.allocator, 8_KiB};
+    bench.write(block, 1);
+    bench.allocator.retire_stream(bench.streams[0]);
+    {
+      auto const lease = block.acquire(Access::read_write, bench.streams[0]);
+      bench.device.fill(lease.data(), 2, 8_KiB, bench.streams[0]);
+    }
+
+    auto const lease = block.acquire(Access::read_write, bench.streams[1]);
+
+    CHECK_NOTHROW(bench.device.fill(lease.data(), 3, 8_KiB, bench.streams[1]));
+    bench.run();
+  }
+
+  TEST_CASE("DeviceAllocator: a block that a group overwrites and reads is not swapped in") {
+    PagerBench<Plain> bench{64_KiB};
+    PagerBench<Plain>::Buffer block{bench.allocator, 32_KiB};
+    bench.write(block, 1);
+    block.swap_out();
+    auto const leases = bench.allocator.acquire_all(
+        {block.request(Access::write), block.request(Access::read)}, bench.stream());
+    CHECK(bench.allocator.stats().swap_ins.count == 0);
+    CHECK(leases[0].data() == leases[1].data());
+  }
+
+  TEST_CASE("DeviceAllocator: an operand that is named twice is not too much for one call") {
+    PagerBench<Plain> bench{128_KiB};
+    PagerBench<Plain>::Buffer large{bench.allocator, 96_KiB};
+    bench.write(large, 1);
+    PagerBench<Plain>::Buffer other{bench.allocator, 64_KiB};
+    auto const held = other.acquire(Access::write, bench.stream());
+    std::array const requests{large.request(Access::read), large.request(Access::read)};
+    std::string message;
+    try {
+      (void)bench.allocator.acquire_all(requests, bench.stream());
+    } catch (spillway::OutOfDeviceMemory const& error) {
+      message = error.what();
+    }
+    CHECK(message.find("Release leases") != std::string::npos);
   }
 
   TEST_CASE("DeviceAllocator: using a resident block again on one stream makes no device call") {

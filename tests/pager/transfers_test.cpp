@@ -39,6 +39,7 @@ TEST_SUITE("pager") {
   using support::small_options;
   using support::SmallBench;
   using support::SmallBuffer;
+  using support::SteppedBench;
 
   namespace {
 
@@ -377,6 +378,40 @@ TEST_SUITE("pager") {
       bench.run();
       CHECK(bench.kernels.checks() == 2);
     }
+  }
+
+  TEST_CASE("DeviceAllocator: what comes next waits for the part of a failed copy that runs") {
+    using Bench = SteppedBench<Plain>;
+    Bench::Allocator::Options options{.capacity_bytes = 64_KiB, .bounce_bytes = 0};
+    options.host.pageable_bytes = 1_MiB;
+    options.host.staging_bytes = 4_KiB;  // a block takes several copies
+    Bench bench{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB}, options};
+    Bench::Buffer block{bench.allocator, 32_KiB};
+    auto const fill = [&](Bench::Buffer& buffer, unsigned char value) {
+      auto const lease = buffer.acquire(Access::read_write, bench.stream());
+      // The device throws if a copy is not ordered before this.
+      bench.device.fill(lease.data(), value, lease.size_bytes(), bench.stream());
+    };
+    SUBCASE("out: the block is overwritten") {
+      fill(block, 1);
+      bench.device.copies_left = 2;
+      CHECK_THROWS_AS(block.swap_out(), DeviceError);
+      bench.device.copies_left = SIZE_MAX;
+      CHECK_NOTHROW(fill(block, 2));
+    }
+    SUBCASE("in: another block gets the range") {
+      bench.write(block, 1);
+      block.swap_out();
+      bench.device.copies_left = 2;
+      CHECK_THROWS_AS((void)block.acquire(Access::read, bench.stream()), DeviceError);
+      bench.device.copies_left = SIZE_MAX;
+      {
+        Bench::Buffer other{bench.allocator, 64_KiB};
+        CHECK_NOTHROW(fill(other, 2));
+      }
+      bench.check(block, 1);
+    }
+    bench.run();
   }
 
   TEST_CASE("DeviceAllocator: bytes lost when a copy fails are never handed out") {
