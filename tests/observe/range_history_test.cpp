@@ -43,6 +43,14 @@ using Lines = std::vector<std::string>;
 }  // namespace
 
 TEST_SUITE("range_history") {
+  TEST_CASE("range_changes: a block beside another one leaves it where it is") {
+    CHECK(told({record(RecordKind::make_resident, b, 200),
+                record(RecordKind::make_resident, a, 100),
+                record(RecordKind::drop, a, 100),
+                record(RecordKind::make_resident, a, 300)}) ==
+          Lines{"0:+b@200", "1:+a@100", "2:-a@100", "3:+a@300"});
+  }
+
   TEST_CASE("range_changes: records show when a block takes a range and gives it up") {
     CHECK(told({record(RecordKind::allocate, a, 0),
                 record(RecordKind::make_resident, a, 100),

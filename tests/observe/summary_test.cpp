@@ -103,6 +103,15 @@ TEST_SUITE("summary") {
     CHECK(row(table, "file") == Cells{"file", "5.0 GiB", "0 B", "6.0 GiB", "11"});
   }
 
+  TEST_CASE("summary: fragmentation is rounded to a tenth of a percent") {
+    Stats stats;
+    stats.free_bytes = 3;
+    stats.largest_free_bytes = 1;
+    CHECK(row(summary(stats, {}), "External fragmentation").at(1) == "66.7 %");
+    stats.largest_free_bytes = 2;
+    CHECK(row(summary(stats, {}), "External fragmentation").at(1) == "33.3 %");
+  }
+
   TEST_CASE("summary: failures of the host pool are shown only if there were any") {
     HostPoolStats host;
     CHECK(row(summary({}, host), "Failed writes").empty());

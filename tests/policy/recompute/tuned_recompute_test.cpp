@@ -81,6 +81,16 @@ TEST_SUITE("tuned_recompute") {
       return is_settling ? 50 - slower : 100 + slower;
     });
     CHECK(rule_of(policy) == 0);
+
+    // Times between those of the measured steps would not be left out as the slowest or fastest.
+    TunedRecompute other = begun();
+    step = 0;
+    run(other, TunedRecompute::steps_to_tune, [&](std::size_t rule) {
+      std::size_t const at = step++ % steps_of_trial;
+      bool const is_slow = at < TunedRecompute::settling_steps || at % 2 != 0;
+      return rule == last ? (is_slow ? 120. : 80.) : 101.;
+    });
+    CHECK(rule_of(other) == last);
   }
 
   TEST_CASE("TunedRecompute: one step slowed by something else does not decide") {
@@ -114,7 +124,7 @@ TEST_SUITE("tuned_recompute") {
       CHECK(rule == last);
     }
     auto const tried = run(policy, TunedRecompute::steps_to_tune, [](std::size_t rule) {
-      return 100 + static_cast<double>(rule);
+      return 100 + static_cast<double>(rule) / 2;  // less than the times before differed
     });
     CHECK(tried.front() == 0);
     CHECK(rule_of(policy) == 0);
@@ -134,7 +144,8 @@ TEST_SUITE("tuned_recompute") {
 
   TEST_CASE("TunedRecompute: a program that never marks a step keeps the first rule") {
     TunedRecompute policy = begun();
-    run(policy, 100, [](std::size_t) { return 0.; });
-    CHECK(rule_of(policy) == 0);
+    for (std::size_t const rule : run(policy, 100, [](std::size_t) { return 0.; })) {
+      CHECK(rule == 0);
+    }
   }
 }
