@@ -1024,6 +1024,70 @@ TEST_SUITE("recipes") {
     }
   }
 
+  TEST_CASE("Recipes: the cost and the operands of a block are those of its whole chain") {
+    Links links;
+    BlockId const bottom = links.add({});
+    BlockId const first = links.add({bottom});
+    BlockId const second = links.add({first});
+    BlockId const third = links.add({second});
+    for (BlockId const id : {first, second, third}) {
+      links.drop(id);
+    }
+    CHECK(links.recipes.cost_ns(third) == 3);
+    std::vector<BlockId> visited;
+    CHECK(links.recipes.all_below(third, [&](BlockId id) {
+      visited.push_back(id);
+      return true;
+    }));
+    CHECK(visited == std::vector{bottom});
+  }
+
+  TEST_CASE("Recipes: a block may be dropped if its chain is short enough and fits") {
+    Links links;
+    auto const made_from = [&](BlockId operand) {  // which `add` would recompute
+      BlockId const id = links.add({});
+      links.recipes.give(id, std::array{operand}, 1, [](auto&&...) {});
+      return id;
+    };
+    BlockId last = links.add({});
+    for (std::size_t i = 0; i < spillway::detail::Recipes::most_chained; ++i) {
+      last = made_from(last);
+      CHECK(links.recipes.may_drop(last, 1 << 20));
+      links.drop(last);
+    }
+    CHECK_FALSE(links.recipes.may_drop(made_from(last), 1 << 20));
+
+    BlockId const made = links.add({links.add({})});
+    CHECK(links.recipes.may_drop(made, 128));  // it and its operand
+    CHECK_FALSE(links.recipes.may_drop(made, 127));
+    links.recipes.begin_writing(made);
+    CHECK_FALSE(links.recipes.may_drop(made, 128));
+    links.recipes.end_writing(made);
+    CHECK(links.recipes.may_drop(made, 128));
+  }
+
+  TEST_CASE("Recipes: a new recipe is not suspended, and can be extended as often as the first") {
+    Links links;
+    BlockId const bottom = links.add({});
+    BlockId const made = links.add({bottom});
+    (void)links.add({made});  // so that what is known of `made` outlives its recipe
+    auto const extend = [&](std::uint32_t lease) {
+      links.recipes.suspend(made, lease);
+      return links.recipes.extend(made, lease, {}, 1, [](auto&&...) {});
+    };
+    for (std::uint32_t i = 0; i < spillway::detail::Recipes::most_extensions; ++i) {
+      CHECK(extend(i));
+    }
+    CHECK_FALSE(extend(100));
+    for (bool const is_suspended : {false, true}) {
+      CAPTURE(is_suspended);
+      links.recipes.give(made, std::array{bottom}, 1, [](auto&&...) {});
+      CHECK(links.table.find(made)->has_recipe());
+      CHECK(extend(101));
+      links.recipes.suspend(made, 102);
+    }
+  }
+
   TEST_CASE("Recipes: only orphans whose need may have ended are looked at") {
     Links links;
     std::vector<BlockId> operands;
