@@ -66,6 +66,17 @@ TEST_SUITE("schedule") {
     CHECK(rig.schedule.mispredictions() == 0);
   }
 
+  TEST_CASE("AccessSchedule: a record tells how far apart the uses of one block are on average") {
+    Rig rig{3};
+    rig.step({0, 1, 0, 2, 1});
+    rig.schedule.begin_step();
+    CHECK(rig.schedule.record().reuses == 2);
+    CHECK(rig.schedule.record().mean_reuse() == 2);  // of 2 and 3
+    rig.step({0, 1, 2});
+    rig.schedule.begin_step();
+    CHECK(rig.schedule.record().mean_reuse() == 0);
+  }
+
   TEST_CASE("AccessSchedule: the first step is recorded, the second one predicted") {
     Rig rig{3};
     CHECK(rig.step({0, 1, 0, 2}) ==

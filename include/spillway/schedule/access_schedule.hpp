@@ -196,7 +196,6 @@ void BasicAccessSchedule<Lazy>::on_destroy(BlockId id) noexcept {
   if (block.recorded != none) {
     detail::StepRecord::Block& recorded = recording_.blocks[block.recorded];
     recorded.id = BlockId{};
-    recorded.last = block.last;
     recorded.freed = recording_.length();
   }
   if (block.role != none) {
@@ -351,9 +350,6 @@ void BasicAccessSchedule<Lazy>::abandon_record() noexcept {
     block.at = none;
     block.recorded = none;
     block.last = none;
-  }
-  for (detail::StepRecord::Block& block : follower_.record().blocks) {
-    block.recorded = none;
   }
 }
 

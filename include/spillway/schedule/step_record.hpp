@@ -39,7 +39,7 @@ struct StepRecord {
     BlockId id{};  ///< the block that plays this role in the current step; `BlockId{}`: none (yet)
     std::uint64_t bytes = 0;
     std::uint32_t first = none;  ///< its first entry
-    std::uint32_t last = none;   ///< its last entry
+    std::uint32_t last = none;   ///< its last entry, if it outlived the step
     std::uint32_t freed = none;  ///< the moment it was freed; `none`: it outlived the step
     /// The block whose role this one plays in the next step; `none` if it keeps its own. A block
     /// that is born in one step and freed in the next (a gradient, a loss) has one.
