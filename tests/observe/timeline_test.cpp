@@ -276,6 +276,20 @@ TEST_SUITE("timeline") {
     CHECK(phase(trace, "C").size() == 3);
   }
 
+  TEST_CASE("write_chrome_trace: a block for which there was no room is not swapped out by that") {
+    BlockId const block = make_block_id(1, 1);
+    Stats now;
+    now.allocated.add(4096);
+    json const trace = written({{.kind = RecordKind::allocate, .block = block, .bytes = 4096},
+                                {.kind = RecordKind::out_of_memory, .block = block, .bytes = 4096}},
+                               now);
+
+    for (json const& event : phase(trace, "C")) {
+      CHECK(event.at("args").at("bytes") == 0);
+    }
+    CHECK(phase(trace, "C").size() == 3);
+  }
+
   TEST_CASE("write_chrome_trace: copies and kernels get tracks without overlaps") {
     std::array<std::byte, 1> place{};
     json const trace = written(
