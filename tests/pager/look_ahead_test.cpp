@@ -198,6 +198,22 @@ TEST_SUITE("pager") {
     }
   }
 
+  TEST_CASE("LookAhead: a block used before its copy has run is late, one never used is wasted") {
+    WishBench bench{{48_KiB, 48_KiB, 48_KiB}};
+    {
+      WishBench::Buffer resident{bench.allocator, 4_KiB};
+      (void)resident.acquire(Access::write, bench.stream);
+    }
+    (void)bench.away[0]->acquire(Access::read, bench.stream);
+    bench.away[1]->swap_out();
+    bench.away[2].reset();
+    auto const stats = bench.allocator.stats();
+    CHECK(stats.prefetch_hits == 0);
+    CHECK(stats.prefetch_late == 1);
+    CHECK(stats.prefetch_wasted == 2);
+    bench.device.run_all();
+  }
+
   TEST_CASE("LookAhead: a block whose bytes are lost stays away, and its owner is still told") {
     WishBench bench{{64_KiB, 64_KiB}, true, 1.0, HostTier::file};
     bench.io.plant({.read_error = EIO, .failing_to = 64_KiB});
