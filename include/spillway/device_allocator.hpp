@@ -146,7 +146,7 @@ class DeviceAllocator {
   void close() const {
     Stats const now = stats();
     if (now.allocated.blocks.current != 0) {
-      throw ContractViolation{detail::Text{"an allocator ends while "} +
+      throw ContractViolation{detail::head_of_error({}, "close") + "an allocator ends while " +
                               now.allocated.blocks.current + " of its blocks exist, " +
                               now.leased.blocks.current +
                               " of them leased: destroy buffers and leases first"};

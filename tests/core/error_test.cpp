@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/core/error.hpp>
+#include <spillway/interop/leased_memory.hpp>
 #include <spillway/policy/codec/zero_bitmap.hpp>
 
 #include <doctest/doctest.h>
@@ -179,6 +180,12 @@ TEST_SUITE("error") {
     says(text_of([&] { memory.set_codec<ZeroBitmap>(gone); }), "set_codec: no such block");
     says(text_of([&] { (void)memory.acquire(tensor.id(), Access::read, stream); }),
          "acquire: a block is read that");
+
+    says(text_of([&] { memory.close(); }), "close: an allocator ends while 1 of its blocks");
+    LeasedMemory leased{memory};
+    int foreign = 0;
+    says(text_of([&] { leased.deallocate(&foreign, stream); }), "deallocate: 0x");
+    says(text_of([&] { leased.deallocate_sync(&foreign); }), "deallocate_sync: 0x");
 
     auto const refusal = [](support::SmallAllocator::Options const& options) {
       return text_of([&] {

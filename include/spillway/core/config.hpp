@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// In an older language mode each header would give thousands of errors. Including a file that does
-// not exist stops the compiler: a missing header is fatal, `#error` is not.
+// In an older language mode each header would give thousands of errors, and without exceptions
+// dozens. Including a file that does not exist stops the compiler: a missing header is fatal,
+// `#error` is not.
 #if __cplusplus < 202002L
 #  error "spillway needs C++20: compile with -std=c++20, in CMake link spillway::spillway"
 #  define SPILLWAY_STOP <spillway needs C++20>
+#  include SPILLWAY_STOP
+#elif !defined(__cpp_exceptions)
+#  error "spillway needs exceptions: compile without -fno-exceptions"
+#  define SPILLWAY_STOP <spillway needs exceptions>
 #  include SPILLWAY_STOP
 #endif
 

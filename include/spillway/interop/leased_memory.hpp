@@ -17,7 +17,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <unordered_map>
 #include <utility>
 
@@ -107,9 +106,10 @@ class LeasedMemory {
 
   [[nodiscard]] stream_type sync_stream();
   [[nodiscard]] StreamIndex index_of(stream_type stream);
-  [[nodiscard]] Allocation take(void* memory);
+  [[nodiscard]] Allocation take(void* memory, char const* call = __builtin_FUNCTION());
   void free(Allocation& allocation) noexcept;
-  [[nodiscard]] static ContractViolation not_allocated(void const* memory);
+  [[nodiscard]] static ContractViolation not_allocated(void const* memory,
+                                                       char const* call = __builtin_FUNCTION());
 
   Allocator* allocator_;
   mutable std::mutex mutex_;  // guards what follows; never held across a call of the allocator
@@ -232,11 +232,11 @@ StreamIndex LeasedMemory<Allocator>::index_of(stream_type stream) {
 }
 
 template <LeasingAllocator Allocator>
-auto LeasedMemory<Allocator>::take(void* memory) -> Allocation {
+auto LeasedMemory<Allocator>::take(void* memory, char const* call) -> Allocation {
   std::scoped_lock const lock{mutex_};
   auto const found = allocations_.find(memory);
   if (found == allocations_.end()) {
-    throw not_allocated(memory);
+    throw not_allocated(memory, call);
   }
   Allocation allocation = std::move(found->second);
   allocations_.erase(found);
@@ -250,12 +250,12 @@ void LeasedMemory<Allocator>::free(Allocation& allocation) noexcept {
 }
 
 template <LeasingAllocator Allocator>
-ContractViolation LeasedMemory<Allocator>::not_allocated(void const* memory) {
+ContractViolation LeasedMemory<Allocator>::not_allocated(void const* memory, char const* call) {
   std::array<char, 32> address{};
   (void)std::snprintf(address.data(), address.size(), "%p", memory);
-  return ContractViolation{std::string{"deallocating "} + address.data() +
-                           ", which is not allocated here: it was deallocated before or comes from "
-                           "elsewhere"};
+  return ContractViolation{
+      detail::head_of_error({}, call) + address.data() +
+      " is not allocated here: it was deallocated before or comes from elsewhere"};
 }
 
 }  // namespace spillway
