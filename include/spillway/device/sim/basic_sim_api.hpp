@@ -32,6 +32,7 @@ namespace spillway::detail {
 /// Threads  as the executor: `ThreadedExecutor` and `ModelExecutor` thread-safe, `SteppedExecutor`
 ///          thread-unsafe.
 /// Streams  each call enqueues on the stream it is given and returns without waiting.
+/// Errors   `noexcept` functions may allocate host memory; if there is none, they end the program.
 /// Address  memory that it gives out does not move. The object itself is not movable.
 template <class Executor>
 class BasicSimApi {
