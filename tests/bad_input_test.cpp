@@ -360,6 +360,9 @@ TEST_SUITE("bad input") {
     auto const what =
         message_of<OutOfDeviceMemory>([&] { (void)bench.allocator.allocate(500'000); });
     CHECK(contains(what, "Swapping is off"));
+    auto const lowered =
+        message_of<OutOfDeviceMemory>([&] { bench.allocator.set_capacity(500'000); });
+    CHECK(contains(lowered, "Swapping is off"));
     CHECK(known.is_intact());
   }
 

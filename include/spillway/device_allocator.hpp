@@ -566,7 +566,7 @@ class DeviceAllocator {
   /// Copies between ordinary host memory and a leased block, through pinned memory of this
   /// allocator.
   ///
-  /// @throws DeviceError; std::bad_alloc if no pinned memory can be had
+  /// @throws DeviceError; OutOfHostMemory if no pinned memory can be had
   /// @stream enqueues on `stream`, on which the lease was acquired, and waits on the host
   /// @threads any number at once; each takes a pinned chunk of its own
   void

@@ -10,7 +10,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <new>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -144,7 +143,9 @@ TEST_SUITE("staging") {
     std::vector<std::byte> bytes(1000);
     SyncCopier<SimApi> copier{device};
     void* const taken = device.try_allocate_pinned(1000, -1);
-    CHECK_THROWS_AS(copier.copy_from_host_sync(memory, bytes.data(), 1000, stream), std::bad_alloc);
+    CHECK_THROWS_WITH_AS(copier.copy_from_host_sync(memory, bytes.data(), 1000, stream),
+                         doctest::Contains("out of pinned host memory: requested 4194304 bytes"),
+                         OutOfHostMemory);
     device.free_pinned(taken, 1000);
 
     device.fail_copy(1);

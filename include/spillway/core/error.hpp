@@ -80,7 +80,8 @@ class OutOfDeviceMemory : public std::bad_alloc {
   std::string what_;
 };
 
-/// Thrown when no tier of the host pool can hold the bytes that would have to leave the device.
+/// Thrown when no tier of the host pool can hold the bytes that would have to leave the device, and
+/// when there is no pinned memory to copy through.
 class OutOfHostMemory : public std::bad_alloc {
  public:
   OutOfHostMemory(std::size_t requested_bytes, std::size_t free_bytes, std::string const& advice)
@@ -88,6 +89,12 @@ class OutOfHostMemory : public std::bad_alloc {
         free_bytes_{free_bytes},
         what_{detail::Text{"spillway: out of host memory for swapped-out blocks: requested "} +
               requested_bytes + " bytes, free in all tiers " + free_bytes + ". " + advice} {}
+  /// For want of pinned memory. `free_bytes()` is 0 then.
+  OutOfHostMemory(std::size_t requested_pinned_bytes, std::string const& advice)
+      : requested_bytes_{requested_pinned_bytes},
+        free_bytes_{0},
+        what_{detail::Text{"spillway: out of pinned host memory: requested "} +
+              requested_pinned_bytes + " bytes. " + advice} {}
 
   [[nodiscard]] char const* what() const noexcept override { return what_.c_str(); }
   [[nodiscard]] std::size_t requested_bytes() const noexcept { return requested_bytes_; }

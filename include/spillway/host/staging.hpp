@@ -18,7 +18,6 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <span>
 #include <utility>
@@ -146,7 +145,6 @@ class StagingLane {
     auto memory = PinnedMemory<Device>::try_allocate(device, bytes + alignment_bytes, numa_node);
     if (memory.data() == nullptr) {
       throw OutOfHostMemory{bytes,
-                            0,
                             "There is no pinned memory to stage transfers to pageable memory or a "
                             "file; raise the limit on locked memory or lower staging_bytes."};
     }
@@ -234,7 +232,7 @@ class SyncCopier {
   /// `device` is not owned and must outlive this object.
   explicit SyncCopier(Device& device) : device_{&device} {}
 
-  /// @throws DeviceError; std::bad_alloc if no pinned memory can be had
+  /// @throws DeviceError; OutOfHostMemory if no pinned memory can be had
   void
   copy_from_host_sync(void* device_to, void const* from, std::size_t bytes, stream_type stream) {
     for_each_chunk(bytes, stream, [&](std::byte* chunk, std::size_t offset, std::size_t length) {
@@ -299,7 +297,9 @@ class SyncCopier {
     }
     auto chunk = PinnedMemory<Device>::try_allocate(*device_, chunk_bytes, device_->numa_node());
     if (chunk.data() == nullptr) {
-      throw std::bad_alloc{};
+      throw OutOfHostMemory{chunk_bytes,
+                            "There is none to copy through between ordinary memory and the device; "
+                            "raise the limit on locked memory or lower pinned_bytes."};
     }
     return chunk;
   }

@@ -713,8 +713,8 @@ class Reclaimer {
 
   [[nodiscard]] std::string advice_to_fit() const {
     MemoryReport const now = blocks_.report(0);
-    if (options_.swapping && now.leased_bytes <= now.capacity_bytes) {
-      return blocks_.advice_when_host_is_full();
+    if (now.leased_bytes <= now.capacity_bytes) {
+      return options_.swapping ? blocks_.advice_when_host_is_full() : swapping_is_off;
     }
     return "The capacity cannot be lowered below what leases hold: release some.";
   }
@@ -724,7 +724,7 @@ class Reclaimer {
       return "The block alone is larger than the capacity: raise the capacity or split the block.";
     }
     if (!options_.swapping) {
-      return "Swapping is off: switch it on, raise the capacity or free blocks.";
+      return swapping_is_off;
     }
     std::size_t const most_bytes = now.free_bytes + now.reclaimable_bytes;
     std::size_t const not_given =
@@ -743,6 +743,9 @@ class Reclaimer {
   }
 
   using Unlocked = typename MonitorType::Unlocked;
+
+  static constexpr char const* swapping_is_off =
+      "Swapping is off: switch it on, raise the capacity or free blocks.";
 
   // A hash table of failed searches, without collision handling: a newer search replaces an older.
   static constexpr std::size_t most_failed_searches = 64;
