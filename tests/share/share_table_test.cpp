@@ -377,6 +377,7 @@ TEST_SUITE("ShareTable") {
       return what.find(part) != std::string::npos;
     };
     CHECK(says(reason(100, 200, 1), "at most the capacity"));
+    CHECK(!says(reason(100, 200, 1), "weight"));
     for (double const weight : {0.0,
                                 -1.0,
                                 1e-300,

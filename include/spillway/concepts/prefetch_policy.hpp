@@ -30,13 +30,16 @@ struct PrefetchOptions {
 /// | `p.on_create(id)`                | allocate what it keeps of a new block    | O(1) amortised |
 /// | `p.on_access(id, use)`           | note a use, of a resident block or not   | O(1)           |
 /// | `p.on_destroy(id)`               | forget a block that was freed, not       | O(1)           |
-/// |                                  | evicted                                  |                |
+/// |                                  | evicted; do nothing if it is forgotten   |                |
 /// | `p.on_step()`                    | note that a step begins                  | O(n)           |
 /// | `cp.candidates(schedule, visit)` | name blocks in the order they should     | O(named)       |
 /// |                                  | come in, resident ones included, until   |                |
 /// |                                  | `visit` returns false                    |                |
 /// | `cp.max_inflight_bytes()`        | limit the bytes that are on their way in | O(1)           |
 /// |                                  | at once; the caller keeps to it          |                |
+///
+/// `candidates` names nothing before the first use. The positions that it passes to `visit` begin
+/// at `schedule.position()` or later, and none is before the one that was passed before it.
 ///
 /// A model decides; it never copies or calls a device. Only `on_create` may throw (std::bad_alloc,
 /// with nothing changed). Thread-unsafe: the pager calls a model under its lock.

@@ -35,6 +35,10 @@ struct RecomputeCosts {
 /// block with a recipe has left since the capacity changed. While no recipes are wanted, a block
 /// without one is enough for the last condition.
 ///
+/// A block that is preferred is also preferred if its copy takes longer or its recipe less time,
+/// and then `wants_recipes` is true. `plan_share` is 1 for a block that is not preferred, since it
+/// is copied. Between two calls of `on_step` the answers do not change.
+///
 /// A model decides; it never copies or calls a device. Thread-unsafe: the pager calls a model under
 /// its lock.
 // clang-format off

@@ -13,6 +13,8 @@
 #  include <cuda/std/mdspan>
 #else
 #  error "no mdspan here: neither the standard library nor a CUDA toolkit has one; use TensorView"
+#  define SPILLWAY_STOP <no mdspan here>  // see core/config.hpp
+#  include SPILLWAY_STOP
 #endif
 
 namespace spillway {

@@ -222,8 +222,10 @@ BasicShareTable<Lazy>::BasicShareTable(std::string const& file,
                                        std::uint64_t capacity_bytes,
                                        std::uint64_t least_bytes,
                                        double weight) {
-  expects(weight >= 1e-6 && weight <= 1e6 && least_bytes <= capacity_bytes,
-          "a share has a weight from 1e-6 to 1e6, and is promised at most the capacity",
+  expects(
+      weight >= 1e-6 && weight <= 1e6, "a share has a weight from 1e-6 to 1e6", {}, "DeviceShare");
+  expects(least_bytes <= capacity_bytes,
+          "ShareOptions::least_bytes, 32 MiB by default, must be at most the capacity",
           {},
           "DeviceShare");
   try {

@@ -3,7 +3,8 @@
 
 /// Contract suites for devices: doctest cases that check what every model of `DeviceApi` must do.
 ///
-/// To test a device of your own, which must be default-constructible, write a test program:
+/// To test a device of your own, which must be default-constructible and have 64 MiB of memory or
+/// more, write a test program:
 /// ```
 /// #include <doctest/doctest.h>
 /// #include <spillway/testing/device_contracts.hpp>
