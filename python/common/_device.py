@@ -61,7 +61,11 @@ def make_calls(module, switch):
         """
         least = number_of_bytes(least, "share", "least")
         expect_enabled("share")
-        if not 1e-6 <= weight <= 1e6 or not idle_after >= 0 or not patience >= 0:
+        try:
+            are_valid = 1e-6 <= weight <= 1e6 and idle_after >= 0 and patience >= 0
+        except TypeError:  # not numbers
+            are_valid = False
+        if not are_valid:
             raise ValueError(f"{__package__}.share(): weight is from 1e-6 to 1e6, and idle_after and patience are seconds")
         module.share(os.fspath(file), least, weight, idle_after, patience)
         atexit.register(module.leave_share)

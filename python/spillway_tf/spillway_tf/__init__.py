@@ -35,6 +35,7 @@ __all__ = [
 
 _lock = threading.RLock()
 _limit_before_install = 0
+_limit_of_install = 0
 _host_limit = 0
 _defragments = True
 
@@ -61,7 +62,7 @@ def install(limit=None, host_limit=None, file_tier=None, *, device=None, file_li
     Raises ValueError for an argument that is not as above, and RuntimeError if the module is installed already, if
     TensorFlow has made its devices, or if the device cannot be used.
     """
-    global _host_limit
+    global _host_limit, _limit_of_install
     limit, host_limit, file_limit, least_bytes = _numbers_of_bytes(
         "install", limit=limit, host_limit=host_limit, file_limit=file_limit, least_bytes=least_bytes)
     file_tier, file_limit = _file_tier(file_tier, file_limit)
@@ -78,6 +79,7 @@ def install(limit=None, host_limit=None, file_tier=None, *, device=None, file_li
         _shims.install()
         if _C.kind == "gpu":
             tf.config.list_logical_devices()  # makes the devices, or raises an error that says why not
+        _limit_of_install = _C.limit()
 
 
 def _kind_of(device):
@@ -140,7 +142,7 @@ def set_lms_limit(limit):
     """Sets the most bytes that tensors may take up on the device. Before `install`, sets what that uses by default.
 
     limit  a number of bytes, or text such as "2GB" or "512MiB". After `install` no more than what that was given, and
-           at least one page of the device's memory
+           at least one page of the device's memory; 0 sets what `install` was given again
 
     Raises ValueError for another argument, and RuntimeError if the device is shared (`share`) or if the tensors that
     are in use now do not fit under the limit.
@@ -149,7 +151,7 @@ def set_lms_limit(limit):
     limit = _bytes(limit, "set_lms_limit", "limit")
     with _lock:
         if _C.is_installed():
-            _C.set_limit(limit)
+            _C.set_limit(limit or _limit_of_install)
         else:
             _limit_before_install = limit
 

@@ -78,7 +78,8 @@ def test_the_limit_can_be_lowered_and_raised_again(lms):
     assert lms.is_away(x)
     with pytest.raises(tf.errors.ResourceExhaustedError, match="OOM when bringing in the operands"):
         tf.reduce_sum(x)
-    spillway_tf.set_lms_limit(CAPACITY)
+    spillway_tf.set_lms_limit(0)
+    assert spillway_tf.get_lms_limit() == CAPACITY
     assert tf.reduce_sum(x).shape == ()
     with pytest.raises(ValueError, match="at most"):
         spillway_tf.set_lms_limit(CAPACITY + (1 << 20))

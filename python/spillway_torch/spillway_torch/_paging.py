@@ -10,7 +10,8 @@ _HOOK = "_spillway_begin_step"
 
 def page(model, max_layer_size=None):
     """Lets the weights of a model be swapped in and out during inference. Each forward pass predicts the next one.
-    Switches support on if it is off.
+    Switches support on if it is off. The result of `torch.jit.script` takes no hooks, so that its passes are not seen:
+    call `begin_step` before each.
 
     The model is put into eval mode, and its parameters require no gradients from then on. Weights are only read, so
     they are copied to the host once, and are dropped without a copy after that.
@@ -18,20 +19,25 @@ def page(model, max_layer_size=None):
     max_layer_size  bytes: refuse a model with a layer whose own parameters and buffers take up more; default: no
                     limit
 
-    Returns the model. Raises ValueError if a layer is too large.
+    Returns the model. Raises ValueError if a layer is too large, or if it is a lazy one that has no weights yet.
     """
     _install_and_enable()
+    for name, parameter in model.named_parameters():
+        if torch.nn.parameter.is_lazy(parameter):
+            raise ValueError(f"{name} has no size yet: call the model once before page()")
     for name, layer in model.named_modules():
         # A view counts with its own bytes: layers may share one storage, which belongs to none of them.
         size = sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in _own_tensors(layer))
         if max_layer_size is not None and size > max_layer_size:
             raise ValueError(f"layer {name or '(the model itself)'} takes up {size} bytes, "
                              f"more than max_layer_size={max_layer_size}")
-    model.eval().requires_grad_(False)
+    model.eval()
+    for parameter in model.parameters():  # script modules do not have `requires_grad_`
+        parameter.requires_grad_(False)
     for tensor in _all_tensors(model):
         _C.freeze(tensor, True)
-    if not hasattr(model, _HOOK):
-        setattr(model, _HOOK, model.register_forward_pre_hook(_before_pass))
+    if _HOOK not in vars(model) and not isinstance(model, torch.jit.RecursiveScriptModule):
+        vars(model)[_HOOK] = model.register_forward_pre_hook(_before_pass)
     return model
 
 
@@ -74,7 +80,7 @@ def unpage(model):
     """
     for tensor in _all_tensors(model) if _C.is_installed() else ():
         _C.freeze(tensor, False)
-    hook = model.__dict__.pop(_HOOK, None)
+    hook = vars(model).pop(_HOOK, None)
     if hook is not None:
         hook.remove()
     return model

@@ -51,7 +51,8 @@ def test_the_limit_can_be_lowered_and_raised(lms):
     assert lms.stats()["tensor_bytes.all.peak"] == peak  # the failed allocation does not count
     assert "64.0 MiB" in spillway_torch.memory_summary()
     assert [int(t[5]) for t in tensors] == list(range(20))
-    spillway_torch.set_limit_lms(256 << 20)
+    spillway_torch.set_limit_lms(0)
+    assert spillway_torch.get_limit_lms() == 256 << 20
     assert torch.empty(100 << 20, dtype=torch.uint8).numel() == 100 << 20
     assert [int(t[5]) for t in tensors] == list(range(20))
 

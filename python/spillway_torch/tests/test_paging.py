@@ -67,6 +67,29 @@ def test_a_capacity_that_is_no_number_changes_nothing(model):
     assert model.training and all(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_a_lazy_layer_is_refused_by_name():
+    model = torch.nn.Sequential(torch.nn.LazyLinear(4))
+    with pytest.raises(ValueError, match="0.weight has no size yet"):
+        spillway_torch.page(model)
+    assert model.training
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning")
+@pytest.mark.parametrize("compiled", [torch.jit.script, lambda model: torch.jit.trace(model, torch.zeros(2, 64))])
+def test_script_modules_can_be_paged(lms, compiled):
+    x = torch.randn(2, 64)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(), torch.nn.Linear(64, 64)).eval()
+    expected = passes(model, x, 1)
+    model = spillway_torch.page(compiled(model))
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert passes(model, x, 1) == expected
+    lms.evict()
+    spillway_torch.begin_step()
+    assert passes(model, x, 1) == expected
+    spillway_torch.unpage(spillway_torch.page(model))
+    assert passes(model, x, 1) == expected
+
+
 def test_storages_that_layers_share_count_once(lms):
     layers = [torch.nn.Linear(512, 512, bias=False) for _ in range(3)]  # 1 MiB each
     layers[1].weight = layers[0].weight
