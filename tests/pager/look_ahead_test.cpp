@@ -65,6 +65,29 @@ struct Wishful : Plain {
   using file_io = FaultyFileIo;
 };
 
+/// LRU, which has all blocks copied out as soon as they can be.
+struct AllLeaving : spillway::LruEviction {
+  template <class Inspect>
+  [[nodiscard]] std::optional<spillway::BlockId> early_victim(Inspect inspect) noexcept {
+    return victim(0, [&](spillway::BlockId id) noexcept {
+      auto const candidate = inspect(id);
+      return candidate && !candidate->is_clean ? candidate : std::nullopt;
+    });
+  }
+  template <class Inspect>
+  [[nodiscard]] std::optional<spillway::BlockId> leaving_victim(Inspect /*inspect*/) noexcept {
+    return std::nullopt;
+  }
+  [[nodiscard]] bool may_return(spillway::AccessSchedule const& /*schedule*/,
+                                spillway::BlockId /*id*/) const noexcept {
+    return true;
+  }
+};
+struct CopiedEarly : Plain {
+  using eviction = AllLeaving;
+  using file_io = FaultyFileIo;
+};
+
 /// Blocks on the host, and a resident one whose acquire makes the allocator look ahead.
 struct WishBench {
   using Allocator = spillway::DeviceAllocator<Wishful>;
@@ -329,5 +352,36 @@ TEST_SUITE("pager") {
     CHECK_NOTHROW(bench.look_ahead());
     CHECK(bench.back() == std::vector{false, false});
     CHECK(bench.are_whole());
+  }
+
+  TEST_CASE("LookAhead: a block is not clean if a file has not taken its copy ahead of need") {
+    constexpr std::size_t bytes = 256_KiB;  // enough for a direct transfer
+    TemporaryFolder folder;
+    FaultyFileIo const io = FaultyFileIo::reaching_device();
+    PagerBench<CopiedEarly>::Allocator::Options options{.capacity_bytes = 2 * bytes};
+    options.file_io = io;
+    options.host.file = folder.path().string();
+    options.host.file_bytes = 4_MiB;
+    support::SteppedBench<CopiedEarly> bench{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB},
+                                             options};
+    support::SteppedBench<CopiedEarly>::Buffer buffer{bench.allocator, bytes};
+    support::SteppedBench<CopiedEarly>::Buffer other{bench.allocator, bytes};
+    {
+      support::SteppedBench<CopiedEarly>::Buffer away{bench.allocator, 4_KiB};
+      bench.write(away, 3);
+      away.swap_out();
+      bench.write(buffer, 1);
+      io.plant({.write_error = EIO});
+      bench.write(other, 2);  // looks ahead, since a block is away
+    }
+    REQUIRE(bench.allocator.stats().evicted(spillway::EvictionReason::speculative).count == 1);
+    bench.device.run_all();
+    io.plant({});
+
+    support::SteppedBench<CopiedEarly>::Buffer const next{bench.allocator, bytes};
+    CHECK(buffer.residency() != Residency::device);
+    bench.check(buffer, 1);
+    bench.run();
+    CHECK(bench.kernels.checks() == 1);
   }
 }
