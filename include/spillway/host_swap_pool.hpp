@@ -288,11 +288,13 @@ class HostSwapPool {
 
   /// Checks whether transfers of the slot that have run so far have lost bytes.
   ///
+  /// @param tells_owner  whether the owner of the bytes will see the error. If not, `check()` may
+  ///                     report the loss, too
   /// @throws FileTierError if so, at each call; ContractViolation if `id` names no slot
-  void check(HostSlotId id) {
+  void check(HostSlotId id, bool tells_owner = true) {
     std::scoped_lock const lock{mutex_};
     detail::HostSlot& slot = ledger_.at(id);
-    slot.is_failure_told = slot.failure.has_value();
+    slot.is_failure_told = slot.failure && (slot.is_failure_told || tells_owner);
     slot_io_.throw_if_failed(slot);
   }
 

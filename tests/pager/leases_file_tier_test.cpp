@@ -8,9 +8,11 @@
 
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 
 #include <support/stepped_bench.hpp>
@@ -212,6 +214,29 @@ TEST_SUITE("pager") {
     (void)buffer.acquire(Access::read, bench.stream());
     bench.check_overwritten(buffer);
 
+    CHECK_THROWS_AS(bench.allocator.begin_step(), FileTierError);
+    bench.allocator.begin_step();
+  }
+
+  TEST_CASE("DeviceAllocator: a loss that only an acquire of another block has met is reported") {
+    Bench bench{2};
+    Buffer buffer{bench.allocator, Bench::block_bytes};
+    Buffer made{bench.allocator, Bench::block_bytes};
+    bench.write(buffer, 1);
+    bench.write(made, 2);
+    bench.allocator.set_recipe(made.id(),
+                               {buffer.id()},
+                               std::chrono::nanoseconds{0},
+                               [](auto, std::span<void const* const>, void*) {});
+    bench.swap_out_and_lose(buffer);
+    (void)buffer.acquire(Access::read, bench.stream());
+    bench.device.run_all();
+    made.swap_out();
+    REQUIRE(made.residency() == spillway::Residency::none);
+
+    CHECK_THROWS_AS((void)made.acquire(Access::read, bench.stream()), FileTierError);
+    made.reset();
+    bench.write(buffer, 3);
     CHECK_THROWS_AS(bench.allocator.begin_step(), FileTierError);
     bench.allocator.begin_step();
   }

@@ -171,6 +171,8 @@ class Leases {
     }
     void keep() noexcept { count_ = 0; }
     [[nodiscard]] ThreadIndex thread() const noexcept { return thread_; }
+    /// False for a recomputation: its errors do not name the operands whose bytes are lost.
+    [[nodiscard]] bool is_of_program() const noexcept { return holder_ == Holder::program; }
 
    private:
     Leases& leases_;
@@ -386,7 +388,7 @@ class Leases {
         return block.state() == BlockState::on_host && request.access != Access::write;
       };
       if (needs_copy()) {
-        pool_.check(block.host);
+        pool_.check(block.host, group.is_of_program());
       }
       std::optional<Placement> const placement = reclaimer_.take_range(block.bytes, request.id);
       if (!placement) {
@@ -665,7 +667,8 @@ class Leases {
         journal_.prefetch_used(has_arrived);
       }
       if (is_read_unchecked && block.is_read_unchecked) {
-        pool_.check(block.host);  // a failure may be known before the arrival is
+        // A failure may be known before the arrival is.
+        pool_.check(block.host, group.is_of_program());
         block.is_read_unchecked = !has_arrived;
       }
     }
