@@ -212,6 +212,23 @@ TEST_SUITE("move_batch") {
     return layout;
   }
 
+  /// Slides a block on a device that refuses copies by throwing a `Refusal`, and checks that the
+  /// block is where it was unless it is lost. @returns whether it is lost
+  template <class Refusal>
+  bool is_lost_when_refused(CopyWatch& device) {
+    Layout layout{2000};
+    layout.add(500, 400);
+    layout.slide(false, 150);
+    try {
+      (void)enqueue(device, layout.moves);
+    } catch (spillway::BlockLost const&) {
+      return true;
+    } catch (Refusal const&) {
+      CHECK(layout.is_whole(layout.places_after(0)));
+    }
+    return false;
+  }
+
   }  // namespace
 
   TEST_CASE("enqueue_moves: a block arrives whole, and no copy overlaps itself") {
@@ -273,21 +290,10 @@ TEST_SUITE("move_batch") {
   TEST_CASE("enqueue_moves: copying back is retried up to seven times before the block is lost") {
     for (std::size_t const refusals : {7U, 8U}) {
       CAPTURE(refusals);
-      Layout layout{2000};
-      layout.add(500, 400);
-      layout.slide(false, 150);
       CopyWatch device;
       device.first_refused = 2;  // on the way to its new place
       device.last_refused = 2 + refusals;
-      bool is_lost = false;
-      try {
-        (void)enqueue(device, layout.moves);
-      } catch (spillway::BlockLost const&) {
-        is_lost = true;
-      } catch (spillway::DeviceError const&) {
-        CHECK(layout.is_whole(layout.places_after(0)));
-      }
-      CHECK(is_lost == (refusals == 8));
+      CHECK(is_lost_when_refused<spillway::DeviceError>(device) == (refusals == 8));
     }
   }
 
@@ -314,22 +320,12 @@ TEST_SUITE("move_batch") {
       for (std::size_t first_refused = 1; first_refused <= 3; ++first_refused) {
         CAPTURE(refusals);
         CAPTURE(first_refused);
-        Layout layout{2000};
-        layout.add(500, 400);
-        layout.slide(false, 150);
         CopyWatch device;
         device.first_refused = first_refused;
         device.last_refused = first_refused + refusals - 1;
         device.lacks_memory = true;
-        bool is_lost = false;
-        try {
-          (void)enqueue(device, layout.moves);
-        } catch (spillway::BlockLost const&) {
-          is_lost = true;
-        } catch (std::bad_alloc const&) {
-          CHECK(layout.is_whole(layout.places_after(0)));
-        }
-        CHECK(is_lost == (refusals == 9 && first_refused != 1));
+        CHECK(is_lost_when_refused<std::bad_alloc>(device) ==
+              (refusals == 9 && first_refused != 1));
       }
     }
   }

@@ -101,10 +101,7 @@ TEST_SUITE("pager") {
       (ends_in_order ? first : second).release();
       (ends_in_order ? second : first).release();
 
-      auto const third = block.acquire(Access::read_write, bench.streams[2]);
-
-      // The device throws if this is not ordered after both of them.
-      CHECK_NOTHROW(bench.device.fill(third.data(), 3, 8_KiB, bench.streams[2]));
+      CHECK_NOTHROW(bench.fill(block, 3, 2));
       bench.run();
     }
   }
@@ -121,9 +118,7 @@ TEST_SUITE("pager") {
           target.data(), source.data(), 8_KiB, spillway::CopyKind::on_device, bench.streams[1]);
     }
 
-    auto const lease = from.acquire(Access::read_write, bench.streams[0]);
-
-    CHECK_NOTHROW(bench.device.fill(lease.data(), 2, 8_KiB, bench.streams[0]));
+    CHECK_NOTHROW(bench.fill(from, 2, 0));
     bench.run();
   }
 
@@ -132,14 +127,9 @@ TEST_SUITE("pager") {
     SteppedBench<Plain>::Buffer block{bench.allocator, 8_KiB};
     bench.write(block, 1);
     bench.allocator.retire_stream(bench.streams[0]);
-    {
-      auto const lease = block.acquire(Access::read_write, bench.streams[0]);
-      bench.device.fill(lease.data(), 2, 8_KiB, bench.streams[0]);
-    }
+    bench.fill(block, 2, 0);
 
-    auto const lease = block.acquire(Access::read_write, bench.streams[1]);
-
-    CHECK_NOTHROW(bench.device.fill(lease.data(), 3, 8_KiB, bench.streams[1]));
+    CHECK_NOTHROW(bench.fill(block, 3, 1));
     bench.run();
   }
 

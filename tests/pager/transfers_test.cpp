@@ -387,17 +387,12 @@ TEST_SUITE("pager") {
     options.host.staging_bytes = 4_KiB;  // a block takes several copies
     Bench bench{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB}, options};
     Bench::Buffer block{bench.allocator, 32_KiB};
-    auto const fill = [&](Bench::Buffer& buffer, unsigned char value) {
-      auto const lease = buffer.acquire(Access::read_write, bench.stream());
-      // The device throws if a copy is not ordered before this.
-      bench.device.fill(lease.data(), value, lease.size_bytes(), bench.stream());
-    };
     SUBCASE("out: the block is overwritten") {
-      fill(block, 1);
+      bench.fill(block, 1);
       bench.device.copies_left = 2;
       CHECK_THROWS_AS(block.swap_out(), DeviceError);
       bench.device.copies_left = SIZE_MAX;
-      CHECK_NOTHROW(fill(block, 2));
+      CHECK_NOTHROW(bench.fill(block, 2));
     }
     SUBCASE("in: another block gets the range") {
       bench.write(block, 1);
@@ -407,7 +402,7 @@ TEST_SUITE("pager") {
       bench.device.copies_left = SIZE_MAX;
       {
         Bench::Buffer other{bench.allocator, 64_KiB};
-        CHECK_NOTHROW(fill(other, 2));
+        CHECK_NOTHROW(bench.fill(other, 2));
       }
       bench.check(block, 1);
     }

@@ -49,6 +49,11 @@ class SteppedBench {
     auto const lease = buffer.acquire(spillway::Access::read, streams.at(on));
     kernels.check(device, streams.at(on), lease.data(), lease.size_bytes(), seed);
   }
+  /// Changes all bytes of a block. The device throws if this is not ordered after earlier work.
+  void fill(Buffer& buffer, unsigned char value, std::size_t on = 0) {
+    auto const lease = buffer.acquire(spillway::Access::read_write, streams.at(on));
+    device.fill(lease.data(), value, lease.size_bytes(), streams.at(on));
+  }
   /// Runs everything that is enqueued; then every check must have found the bytes that were
   /// written.
   void run() {
