@@ -233,6 +233,13 @@ class HostSwapPool {
     ledger_.forget_failures(ledger_.at(id), was_used);
   }
 
+  /// Notes that the owner of the slot is gone although its bytes are still needed. `check()` then
+  /// reports the losses of which `check(id)` has not told the owner, and all later ones.
+  void disown(HostSlotId id) {
+    std::scoped_lock const lock{mutex_};
+    ledger_.disown(ledger_.at(id));
+  }
+
   /// Swap-out: copies `bytes` bytes of device memory into the slot.
   ///
   /// @throws ContractViolation if `id` is stale or foreign, the slot is smaller, or another call is

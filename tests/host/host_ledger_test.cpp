@@ -341,6 +341,29 @@ TEST_SUITE("host_ledger") {
     CHECK_FALSE(now.ledger.take_orphan_failure().has_value());
   }
 
+  TEST_CASE("HostLedger: a slot that nobody owns any more keeps no loss for later") {
+    Bench now;
+    now.add(HostTier::file);
+    FileFailure const failure{.error = 5, .bytes = 9, .is_read = true};
+    auto const first = now.ledger.try_take(1).value();
+    now.ledger.note_failure(now.slot(first), 0, failure);
+    now.ledger.disown(now.slot(first));
+    CHECK(now.ledger.take_orphan_failure().has_value());
+    CHECK(now.slot(first).failure.has_value());  // blocks that are made from these bytes are told
+    now.ledger.disown(now.slot(first));
+    CHECK(now.ledger.give_back(first, {}));
+    CHECK_FALSE(now.ledger.take_orphan_failure().has_value());
+
+    auto const second = now.ledger.try_take(1).value();
+    auto const heir = now.ledger.try_take(1).value();
+    now.ledger.disown(now.slot(second));
+    CHECK_FALSE(now.ledger.take_orphan_failure().has_value());
+    CHECK(now.ledger.bequeath(second, heir));
+    now.ledger.note_failure(now.slot(heir), 0, failure);
+    CHECK(now.ledger.take_orphan_failure().has_value());
+    CHECK(now.slot(heir).failure.has_value());
+  }
+
   TEST_CASE("HostLedger: a loss is that of the slot that has replaced the one that was read") {
     enum class Then { kept, overwritten, used_and_overwritten };
     for (Then const then : {Then::kept, Then::overwritten, Then::used_and_overwritten}) {

@@ -241,6 +241,36 @@ TEST_SUITE("pager") {
     bench.allocator.begin_step();
   }
 
+  TEST_CASE(
+      "DeviceAllocator: a loss of a block that its owner frees is reported while it is kept") {
+    for (bool const is_known_first : {true, false}) {
+      CAPTURE(is_known_first);
+      Bench bench{2};
+      Buffer buffer{bench.allocator, Bench::block_bytes};
+      Buffer made{bench.allocator, Bench::block_bytes};
+      bench.write(buffer, 1);
+      bench.write(made, 2);
+      bench.allocator.set_recipe(made.id(),
+                                 {buffer.id()},
+                                 std::chrono::nanoseconds{0},
+                                 [](auto, std::span<void const* const>, void*) {});
+      bench.swap_out_and_lose(buffer);
+      (void)buffer.acquire(Access::read, bench.stream());
+      made.swap_out();
+      REQUIRE(made.residency() == spillway::Residency::none);
+      if (is_known_first) {
+        bench.device.run_all();
+      }
+      buffer.reset();  // `made` still needs its bytes
+      bench.device.run_all();
+
+      CHECK_THROWS_AS(bench.allocator.begin_step(), FileTierError);
+      CHECK_THROWS_AS((void)made.acquire(Access::read, bench.stream()), FileTierError);
+      made.reset();
+      bench.allocator.begin_step();
+    }
+  }
+
   TEST_CASE("DeviceAllocator: a loss that no acquire reported is reported by begin_step, once") {
     Bench bench;
     Buffer buffer{bench.allocator, Bench::block_bytes};

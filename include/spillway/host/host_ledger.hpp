@@ -95,6 +95,7 @@ struct HostSlot {
   std::vector<RescuedPiece> rescued;
   std::optional<FileFailure> failure;
   bool is_failure_told = false;  // the failure was reported to the owner of the slot
+  bool is_disowned = false;      // nobody is left to whom the slot can report
   // How often the owner has overwritten what it had read from here. Failures of transfers that were
   // enqueued before that no longer concern the owner.
   std::uint32_t version = 0;
@@ -359,6 +360,9 @@ class BasicHostLedger {
     HostSlot* loser = &slot;
     while (version == loser->version) {
       loser->failure = failure;
+      if (loser->is_disowned) {
+        disown(*loser);
+      }
       if (!loser->is_given_back) {
         return;
       }
@@ -386,6 +390,14 @@ class BasicHostLedger {
     }
     slot.failure.reset();
     slot.is_failure_told = false;
+  }
+  /// Notes that nobody is left to whom the failures of a slot, which is still needed, can be
+  /// reported. Those that were not reported, and all later ones, are losses.
+  void disown(HostSlot& slot) noexcept {
+    slot.is_disowned = true;
+    if (slot.failure && !std::exchange(slot.is_failure_told, true)) {
+      orphan_failure_ = slot.failure;
+    }
   }
   /// Returns the last loss that was not reported to the owner of a slot, and forgets it.
   [[nodiscard]] std::optional<FileFailure> take_orphan_failure() noexcept {
@@ -582,6 +594,9 @@ inline bool BasicHostLedger<Lazy>::bequeath(HostSlotId id, HostSlotId heir_id) n
   if (slot->failure && !slot->is_failure_told) {
     heir->failure = slot->failure;
     slot->is_failure_told = true;
+  }
+  if (slot->is_disowned) {
+    disown(*heir);
   }
   return give_back(id, {});
 }

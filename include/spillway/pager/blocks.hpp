@@ -141,6 +141,8 @@ class Blocks {
   void free(BlockId id, BlockRecord& block) noexcept {
     if (recipes_.may_go(id)) {
       erase(id, block);
+    } else if (block.host != HostSlotId{}) {
+      pool_.disown(block.host);
     }
     free_orphans();
   }
