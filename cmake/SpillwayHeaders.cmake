@@ -33,6 +33,7 @@ set(SPILLWAY_HEADERS
     spillway/core/growing_array.hpp
     spillway/core/host_mapping.hpp
     spillway/core/kernel.hpp
+    spillway/core/owned_thread.hpp
     spillway/core/range.hpp
     spillway/core/range_table.hpp
     spillway/core/record.hpp

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/core/error.hpp>
+#include <spillway/core/owned_thread.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/share/share_table.hpp>
@@ -10,17 +11,14 @@
 #include <atomic>
 #include <chrono>
 #include <concepts>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <initializer_list>
 #include <limits>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <string>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -138,7 +136,7 @@ class DeviceShare {
             "The programs that share the device did not give up what this one is promised."};
       }
       if (options_.period.count() > 0) {
-        thread_ = std::thread{[this] { run(); }};
+        updater_.start([this] { run(); });
       }
     } catch (...) {
       memory.set_capacity(most_bytes_);
@@ -149,24 +147,7 @@ class DeviceShare {
   DeviceShare& operator=(DeviceShare const&) = delete;
   /// Leaves: what this program held is free for the others. The memory keeps its present capacity
   /// and should be destroyed, too, since the others now count on that memory.
-  ~DeviceShare() {
-    if (!table_.is_own()) {
-      // The thread, and those that wait here, exist in the parent only. A thread of this process
-      // may have the handle by now, so it must not be detached. The destructor of the condition
-      // variable would wait until all have been woken.
-      new (&thread_) std::thread;
-      new (&changed_) std::condition_variable;
-      return;
-    }
-    {
-      std::scoped_lock const guard{mutex_};
-      is_ending_ = true;
-    }
-    changed_.notify_all();
-    if (thread_.joinable()) {
-      thread_.join();
-    }
-  }
+  ~DeviceShare() { updater_.end(mutex_); }
 
   /// Tells the other programs what this one wants, and adjusts the capacity of the memory: lowers
   /// it if another program lacks what this one has beyond its share, and raises it to what this
@@ -302,11 +283,11 @@ class DeviceShare {
       }
       is_firm_ = is_firm_ || is_in_the_way;
       auto const most = is_in_the_way ? options_.patience / 2 : options_.patience;
-      if (std::chrono::steady_clock::now() - start >= most || is_ending_) {
+      if (std::chrono::steady_clock::now() - start >= most || updater_.is_ending()) {
         end_claim();
         return ClaimResult::refused;
       }
-      changed_.wait_for(guard, pause());
+      updater_.changed().wait_for(guard, pause());
     }
   }
 
@@ -343,7 +324,7 @@ class DeviceShare {
       claim_ends_ = Clock::now() + options_.idle_after;
     }
     if (--holds_ == 0 && waiting_calls_ != 0) {
-      changed_.notify_all();
+      updater_.changed().notify_all();
     }
   }
 
@@ -386,7 +367,7 @@ class DeviceShare {
     ++waiting_calls_;
     while (is_over() && holds_ != 0 &&
            std::chrono::steady_clock::now() - start < options_.patience / 2) {
-      changed_.wait_for(guard, pause());
+      updater_.changed().wait_for(guard, pause());
     }
     --waiting_calls_;
     if (is_over() && holds_ == 0) {
@@ -415,10 +396,10 @@ class DeviceShare {
 
   void run() {
     std::unique_lock guard{mutex_};
-    while (!is_ending_) {
-      changed_.wait_for(guard, options_.period);
+    while (!updater_.is_ending()) {
+      updater_.changed().wait_for(guard, options_.period);
       try {
-        if (!is_ending_) {
+        if (!updater_.is_ending()) {
           (void)update_locked();
         }
       } catch (...) {
@@ -526,7 +507,6 @@ class DeviceShare {
   std::atomic<std::uint64_t> capacity_changes_{0};  // how often it has been set
   std::mutex claiming_;
   std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
   std::exception_ptr error_;
   std::size_t claimed_bytes_ = 0;
   bool is_firm_ = false;   // whether a call that cannot give way has waited for the claim
@@ -540,8 +520,7 @@ class DeviceShare {
   std::uint64_t steps_before_ = 0;  // steps when this stretch of time began
   std::uint64_t wanted_ = 0;
   std::uint64_t wanted_before_ = 0;
-  bool is_ending_ = false;
-  std::thread thread_;
+  detail::OwnedThread updater_;  // notified also when a call may go on
 };
 
 }  // namespace spillway

@@ -8,6 +8,7 @@
 #include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
+#include <spillway/core/owned_thread.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/host/host_ledger.hpp>
 #include <spillway/host/host_tier.hpp>
@@ -21,22 +22,16 @@
 #include <spillway/stream/stream_order.hpp>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <span>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
-
-#include <sys/types.h>
-#include <unistd.h>
 
 namespace spillway {
 
@@ -147,7 +142,7 @@ class HostSwapPool {
     std::scoped_lock const lock{mutex_};
     auto const slot = ledger_.try_take(bytes, coding, codecs_.try_slot_room(coding, bytes));
     if (grows_ahead && is_growth_ahead_due()) {
-      grown_.notify_all();
+      grower_.changed().notify_all();
     }
     return slot;
   }
@@ -449,7 +444,7 @@ class HostSwapPool {
     Growing& operator=(Growing const&) = delete;
     ~Growing() {
       pool_->is_growing_ = false;
-      pool_->grown_.notify_all();
+      pool_->grower_.changed().notify_all();
     }
 
    private:
@@ -505,17 +500,15 @@ class HostSwapPool {
   std::size_t slab_bytes_;
   int numa_node_;
   mutable std::mutex mutex_;  // guards what follows, except as `memory_` and `transfers_` document
-  std::condition_variable grown_;  // also signals that growth ahead of need is due
   bool is_growing_ = false;
-  bool is_ending_ = false;
   detail::HostLedger ledger_;
   Memory memory_;
   detail::SlotIo<FileIo> slot_io_;
   detail::SlotCodecs codecs_;
   Removed removed_;                                  // left by a `trim_sync` whose wait failed
   detail::HostTransfers<Device, FileIo> transfers_;  // its host functions use all of the above
-  pid_t const owner_ = ::getpid();
-  std::thread grower_;  // runs `grow_ahead`
+  // Runs `grow_ahead`. It is notified when a tier has grown, and when growth ahead of need is due.
+  detail::OwnedThread grower_;
 };
 
 template <DeviceApi Device, FileIoApi FileIo>
@@ -537,7 +530,7 @@ HostSwapPool<Device, FileIo>::HostSwapPool(Device& device,
   reserve_pinned(options.initial_pinned_bytes);  // after the staging, which nothing replaces
   if (grows_ahead && options.pinned_bytes > options.initial_pinned_bytes) {
     try {
-      grower_ = std::thread{[this] { grow_ahead(); }};
+      grower_.start([this] { grow_ahead(); });
     } catch (
         std::system_error const&) {  // NOLINT(bugprone-empty-catch): it grows when there is need
     }
@@ -546,18 +539,7 @@ HostSwapPool<Device, FileIo>::HostSwapPool(Device& device,
 
 template <DeviceApi Device, FileIoApi FileIo>
 HostSwapPool<Device, FileIo>::~HostSwapPool() {
-  if (grower_.joinable() && ::getpid() != owner_) {  // the thread does not exist in a forked child
-    grower_.detach();
-    new (&grown_) std::condition_variable;  // the old one would wait for the thread
-  }
-  if (grower_.joinable()) {
-    {
-      std::scoped_lock const lock{mutex_};
-      is_ending_ = true;
-    }
-    grown_.notify_all();
-    grower_.join();
-  }
+  grower_.end(mutex_);
   auto const wait = [](auto const& until_done) noexcept {
     try {
       until_done();
@@ -628,7 +610,7 @@ void HostSwapPool<Device, FileIo>::reserve_pinned(std::size_t bytes) {
 template <DeviceApi Device, FileIoApi FileIo>
 bool HostSwapPool<Device, FileIo>::try_grow(std::size_t bytes, CodingId coding) {
   std::unique_lock lock{mutex_};
-  grown_.wait(lock, [this] { return !is_growing_; });
+  grower_.changed().wait(lock, [this] { return !is_growing_; });
   if (has_room(bytes, coding)) {
     return true;
   }
@@ -711,8 +693,9 @@ void HostSwapPool<Device, FileIo>::grow_ahead() noexcept {
   std::unique_lock lock{mutex_};
   bool has_grown = true;
   while (has_grown) {
-    grown_.wait(lock, [this] { return is_ending_ || (!is_growing_ && is_growth_ahead_due()); });
-    if (is_ending_) {
+    grower_.changed().wait(
+        lock, [this] { return grower_.is_ending() || (!is_growing_ && is_growth_ahead_due()); });
+    if (grower_.is_ending()) {
       return;
     }
     Growing const growing{*this};

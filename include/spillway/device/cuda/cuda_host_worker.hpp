@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/owned_thread.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/cuda/cuda_context.hpp>
 
@@ -10,16 +11,10 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <new>
 #include <system_error>
-#include <thread>
-
-#include <sys/types.h>
-#include <unistd.h>
 
 namespace spillway::detail {
 
@@ -49,7 +44,7 @@ class CudaHostWorker {
     has_waits_ = wait_ != nullptr && try_make_words();
     if (has_waits_) {
       try {
-        thread_ = std::thread{[this] { serve(); }};
+        thread_.start([this] { serve(); });
       } catch (std::system_error const&) {
         has_waits_ = false;
       }
@@ -59,18 +54,7 @@ class CudaHostWorker {
   CudaHostWorker& operator=(CudaHostWorker const&) = delete;
   /// Everything launched must have run before, or never run because the device has failed.
   ~CudaHostWorker() {
-    if (thread_.joinable() && ::getpid() != owner_) {  // it does not exist in a forked child
-      thread_.detach();
-      new (&woken_) std::condition_variable;  // the old one would wait for the thread
-    }
-    if (thread_.joinable()) {
-      {
-        std::scoped_lock const lock{mutex_};
-        is_ending_ = true;
-      }
-      woken_.notify_one();
-      thread_.join();
-    }
+    thread_.end(mutex_);
     if (words_ != nullptr) {
       CudaScope const scope{*context_, std::nothrow};
       CudaCaptureBystander const bystander;
@@ -191,13 +175,14 @@ class CudaHostWorker {
     job.next = nullptr;
     (last_ready_ == nullptr ? first_ready_ : last_ready_->next) = &job;
     last_ready_ = &job;
-    woken_.notify_one();
+    thread_.changed().notify_one();
   }
 
   void serve() noexcept {
     std::unique_lock lock{mutex_};
     for (;;) {
-      woken_.wait(lock, [this] { return first_ready_ != nullptr || is_ending_; });
+      thread_.changed().wait(lock,
+                             [this] { return first_ready_ != nullptr || thread_.is_ending(); });
       if (first_ready_ == nullptr) {
         return;
       }
@@ -220,14 +205,11 @@ class CudaHostWorker {
   std::atomic<bool> has_waits_{false};
   std::uint32_t* words_ = nullptr;  // pinned, one for each job
   std::mutex mutex_;  // guards what follows; never held across a call of CUDA or of a function
-  std::condition_variable woken_;
   std::array<Job, max_jobs> jobs_{};
   Job* idle_ = nullptr;
   Job* first_ready_ = nullptr;  // in the order in which the stream has reached them
   Job* last_ready_ = nullptr;
-  bool is_ending_ = false;
-  pid_t const owner_ = ::getpid();
-  std::thread thread_;  // last: it starts when all other members exist
+  OwnedThread thread_;
 };
 
 }  // namespace spillway::detail
