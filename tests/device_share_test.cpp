@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include <support/fork.hpp>
 #include <support/small_allocator.hpp>
 #include <support/syscall_filter.hpp>
 #include <support/temporary_folder.hpp>
@@ -863,44 +864,15 @@ TEST_SUITE("DeviceShare") {
     auto share = std::make_unique<DeviceShare<SmallAllocator>>(
         bench.allocator,
         ShareOptions{.file = folder.path() / "table", .least_bytes = 64_KiB, .period = 1ms});
-    pid_t const child = ::fork();
-    if (child == 0) {
+    spillway::test::ForkedChild const child{[&] {
       share->update();
       bool const takes_part = share->claim(1) != ClaimResult::refused || !share->members().empty();
       bool const is_kept = share->capacity_bytes() == 1_MiB;
       share.reset();
-      ::_exit(is_kept && !takes_part ? 0 : 1);
-    }
-    int status = -1;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    CHECK(status == 0);
+      return is_kept && !takes_part;
+    }};
+    CHECK(child.status() == 0);
     CHECK(share->members().at(0).held_bytes == 1_MiB);
-  }
-
-  TEST_CASE("DeviceShare: a forked child that ends its share ends none of its own threads") {
-    TemporaryFolder folder;
-    SmallBench bench{shared_options(1_MiB)};
-    using Threaded = DeviceShare<SmallAllocator>;
-    auto share = std::make_unique<Threaded>(
-        bench.allocator,
-        ShareOptions{.file = folder.path() / "table", .least_bytes = 64_KiB, .period = 1h});
-    pid_t const child = ::fork();
-    if (child == 0) {
-      std::atomic<bool> may_end = false;
-      std::thread own{[&] { may_end.wait(false); }};  // has the handle of the share's thread
-      share.reset();
-      may_end = true;
-      may_end.notify_all();
-      try {
-        own.join();
-      } catch (std::system_error const&) {
-        ::_exit(1);
-      }
-      ::_exit(0);
-    }
-    int status = -1;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    CHECK(status == 0);
   }
 
   TEST_CASE("DeviceShare: a forked child does not wait for a call that waits in its parent") {
@@ -919,14 +891,8 @@ TEST_SUITE("DeviceShare") {
       (void)other.update(0, 0, true);
     }
     (void)share->members();  // takes the lock, so the call waits
-    pid_t const child = ::fork();
-    if (child == 0) {
-      share.reset();
-      ::_exit(0);
-    }
-    int status = -1;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    CHECK(status == 0);
+    spillway::test::ForkedChild const child{[&] { share.reset(); }};
+    CHECK(child.status() == 0);
     other.shrink(0);
     CHECK(waiting.get() == ClaimResult::granted);
   }

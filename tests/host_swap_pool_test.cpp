@@ -19,9 +19,9 @@
 #include <thread>
 #include <vector>
 
+#include <support/death.hpp>
+#include <support/fork.hpp>
 #include <support/pool_bench.hpp>
-#include <sys/wait.h>
-#include <unistd.h>
 
 TEST_SUITE("host_swap_pool") {
   using namespace spillway;
@@ -380,17 +380,7 @@ TEST_SUITE("host_swap_pool") {
     auto const id = Bench::take(pool, 256);
     pool.give_back(id);
 
-    ::pid_t const child = ::fork();
-    if (child == 0) {
-      ::close(STDERR_FILENO);
-      std::signal(SIGABRT, SIG_DFL);
-      pool.give_back(id);
-      ::_exit(0);
-    }
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    CHECK(WIFSIGNALED(status));
-    CHECK(WTERMSIG(status) == SIGABRT);
+    CHECK(spillway::test::death_of([&] { pool.give_back(id); }).signal == SIGABRT);
   }
 
   TEST_CASE("HostSwapPool: more bytes than the slot has, or than were written, are refused") {
@@ -484,16 +474,8 @@ TEST_SUITE("host_swap_pool") {
     pool.emplace(bench.device, bench.order, bench.options(64 << 10, 0, 0), bench.io);
     (void)SlowBench::take(*pool, 64 << 10);  // so that the thread of the pool has nothing to do
 
-    ::pid_t const child = ::fork();
-    if (child == 0) {
-      ::alarm(100);  // ends a child that hangs
-      pool.reset();
-      ::_exit(0);
-    }
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-
-    CHECK(WIFEXITED(status));
+    spillway::test::ForkedChild const child{[&] { pool.reset(); }};
+    CHECK(child.status() == 0);
   }
 
   TEST_CASE("HostSwapPool: where pinning is slow the next slab is pinned ahead of need") {

@@ -10,12 +10,12 @@
 #include <thread>
 #include <utility>
 
-#include <sys/wait.h>
-#include <unistd.h>
+#include <support/fork.hpp>
 
 namespace {
 
 using spillway::detail::OwnedThread;
+using spillway::test::ForkedChild;
 
 /// An owner whose thread sleeps until it has to end.
 struct Owner {
@@ -36,20 +36,6 @@ struct Owner {
   bool has_ended = false;
   OwnedThread worker;
 };
-
-/// Calls `child()` in a forked child. @returns whether that returned, within a time limit
-template <class Child>
-bool returns_in_child(Child child) {
-  pid_t const forked = ::fork();
-  if (forked == 0) {
-    ::alarm(100);  // ends a child that hangs
-    child();
-    ::_exit(0);
-  }
-  int status = 0;
-  REQUIRE(::waitpid(forked, &status, 0) == forked);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
 
 }  // namespace
 
@@ -76,7 +62,7 @@ TEST_SUITE("core") {
   TEST_CASE("OwnedThread: a forked child forgets the thread, and keeps its own threads") {
     std::optional<Owner> owner{std::in_place};
     owner->start();
-    CHECK(returns_in_child([&] {
+    ForkedChild const child{[&] {
       std::atomic<bool> may_end = false;
       std::thread own{[&] { may_end.wait(false); }};  // may have the handle of the owner's thread
       owner->worker.end(owner->mutex);
@@ -84,7 +70,8 @@ TEST_SUITE("core") {
       may_end = true;
       may_end.notify_all();
       own.join();
-    }));
+    }};
+    CHECK(child.status() == 0);
     owner->worker.end(owner->mutex);
     CHECK(owner->has_ended);
   }
@@ -94,7 +81,8 @@ TEST_SUITE("core") {
     owner.start();
     {
       std::scoped_lock const lock{owner.mutex};
-      CHECK(returns_in_child([&] { owner.worker.end(owner.mutex); }));
+      ForkedChild const child{[&] { owner.worker.end(owner.mutex); }};
+      CHECK(child.status() == 0);
     }
     owner.worker.end(owner.mutex);
   }

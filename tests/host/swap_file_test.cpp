@@ -17,13 +17,12 @@
 #include <thread>
 #include <vector>
 
+#include <support/fork.hpp>
 #include <support/syscall_filter.hpp>
 #include <support/temporary_folder.hpp>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 using namespace spillway;
 using namespace spillway::detail;
@@ -132,8 +131,7 @@ TEST_SUITE("swap_file") {
     REQUIRE(file->try_reserve(8192) == 0);
     REQUIRE(queue->write(written.data(), 4096, 0) == 0);
 
-    pid_t const child = ::fork();
-    if (child == 0) {
+    spillway::test::ForkedChild const child{[&] {
       auto data = pattern(4096, 2);
       bool const is_left = queue->read(data.data(), 4096, 0) == File::is_parents &&
                            queue->write(data.data(), 4096, 0) == File::is_parents &&
@@ -142,12 +140,10 @@ TEST_SUITE("swap_file") {
       file->release(0, 8192);
       queue.reset();
       file.reset();
-      ::_exit(is_left ? 0 : 1);
-    }
-    int status = -1;
-    REQUIRE(::waitpid(child, &status, 0) == child);
+      return is_left;
+    }};
 
-    CHECK(status == 0);
+    CHECK(child.status() == 0);
     CHECK(std::filesystem::exists(path));
     std::vector<std::byte> back(4096);
     CHECK(queue->read(back.data(), 4096, 0) == 0);

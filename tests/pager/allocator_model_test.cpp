@@ -216,7 +216,9 @@ class Program {
   std::uint64_t draw(std::uint64_t below) { return random_() % below; }
   auto any_stream() { return streams_[draw(streams_.size())]; }
 
+  /// From here on no device call and no recipe of this operation fails.
   void disarm() {
+    has_fault_ = false;
     for (spillway::SimCall const call : fallible) {
       device_.fail(call, 0);
     }

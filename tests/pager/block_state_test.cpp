@@ -11,8 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include <sys/wait.h>
-#include <unistd.h>
+#include <support/death.hpp>
 
 namespace {
 
@@ -87,16 +86,7 @@ std::vector<BlockStatus> statuses_in(BlockState state) {
 
 /// Whether `become` ends the program, tried in a forked child.
 bool dies(BlockStatus status, BlockState next) {
-  ::pid_t const child = ::fork();
-  if (child == 0) {
-    ::close(STDERR_FILENO);
-    std::signal(SIGABRT, SIG_DFL);
-    status.become(next);
-    ::_exit(0);
-  }
-  int result = 0;
-  REQUIRE(::waitpid(child, &result, 0) == child);
-  return WIFSIGNALED(result) && WTERMSIG(result) == SIGABRT;
+  return spillway::test::death_of([&] { status.become(next); }).signal == SIGABRT;
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <support/fork.hpp>
 #include <support/syscall_filter.hpp>
 #include <support/temporary_folder.hpp>
 #include <sys/resource.h>
@@ -201,15 +202,12 @@ TEST_SUITE("ShareTable") {
     auto table = std::make_unique<ShareTable>(
         folder.path() / "table", std::uint64_t{100_MiB}, std::uint64_t{0}, 1.0);
     (void)table->update(10_MiB, 0, true);
-    pid_t const child = ::fork();
-    if (child == 0) {
+    spillway::test::ForkedChild const child{[&] {
       bool const is_own = table->is_own();
       table.reset();
-      ::_exit(is_own ? 1 : 0);
-    }
-    int status = -1;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    CHECK(status == 0);
+      return !is_own;
+    }};
+    CHECK(child.status() == 0);
     CHECK(table->members().at(0).held_bytes == 100_MiB);
   }
 
@@ -253,17 +251,13 @@ TEST_SUITE("ShareTable") {
     auto const file = folder.path() / "table";
     auto leash = std::make_unique<Leash>();
     auto table = std::make_unique<ShareTable>(file, std::uint64_t{100_MiB}, std::uint64_t{0}, 1.0);
-    pid_t const child = ::fork();
-    if (child == 0) {
-      leash->wait();
-      ::_exit(0);
-    }
+    spillway::test::ForkedChild const child{[&] { leash->wait(); }};
     table.reset();
     ShareTable other{file, 100_MiB, 0, 1};
     CHECK(other.update(100_MiB, 0, true).held_bytes == 100_MiB);
     CHECK(other.members().size() == 1);
     leash.reset();
-    CHECK(::waitpid(child, nullptr, 0) == child);
+    CHECK(child.status() == 0);
   }
 
   TEST_CASE("ShareTable: a place that the child of a process still locks is passed over") {

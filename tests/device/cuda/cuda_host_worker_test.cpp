@@ -17,9 +17,8 @@
 #include <vector>
 
 #include <support/fake_cudart.hpp>
+#include <support/fork.hpp>
 #include <support/temporary_folder.hpp>
-#include <sys/wait.h>
-#include <unistd.h>
 
 using namespace spillway;
 using spillway::testing::Gate;
@@ -72,16 +71,8 @@ TEST_SUITE("cuda_host_worker") {
     now.worker->launch(&Call::run, &call);
     now.device.synchronize(now.stream);
 
-    ::pid_t const child = ::fork();
-    if (child == 0) {
-      ::alarm(100);  // ends a child that hangs
-      now.worker.reset();
-      ::_exit(0);
-    }
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-
-    CHECK(WIFEXITED(status));
+    spillway::test::ForkedChild const child{[&] { now.worker.reset(); }};
+    CHECK(child.status() == 0);
   }
 
   TEST_CASE("CudaHostWorker: functions run in stream order on the worker's thread") {

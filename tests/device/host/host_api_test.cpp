@@ -20,7 +20,7 @@
 #include <vector>
 
 #include <malloc.h>
-#include <sys/wait.h>
+#include <support/fork.hpp>
 #include <unistd.h>
 
 using namespace spillway;
@@ -250,21 +250,17 @@ TEST_SUITE("host_api") {
     device.copy(to, from, 4096, CopyKind::to_device, stream);
 
     device.before_fork();
-    pid_t const child = ::fork();
-    if (child == 0) {
+    spillway::test::ForkedChild const child{[&] {
       device.after_fork_in_child();
       bool const was_done = to[4095] == 3;
       std::memset(from, 5, 4096);
       device.copy(to, from, 4096, CopyKind::to_device, stream);
       device.synchronize(stream);
-      ::_exit(was_done && to[4095] == 5 ? 0 : 1);
-    }
+      return was_done && to[4095] == 5;
+    }};
     device.after_fork_in_parent();
 
-    int status = -1;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    CHECK(WIFEXITED(status));
-    CHECK(WEXITSTATUS(status) == 0);
+    CHECK(child.status() == 0);
     CHECK(to[4095] == 3);
   }
 
@@ -292,19 +288,15 @@ TEST_SUITE("host_api") {
       }
       threads.emplace_back([&] { may_end.set_value(); });
       device->before_fork();  // some threads have been woken, and wait for the lock
-      pid_t const child = ::fork();
-      if (child == 0) {
+      spillway::test::ForkedChild const child{[&] {
         device->after_fork_in_child();
         device.reset();
-        ::_exit(0);
-      }
+      }};
       device->after_fork_in_parent();
       for (std::thread& thread : threads) {
         thread.join();
       }
-      int status = -1;
-      REQUIRE(::waitpid(child, &status, 0) == child);
-      REQUIRE(status == 0);
+      REQUIRE(child.status() == 0);
     }
   }
 
@@ -411,19 +403,14 @@ TEST_SUITE("host_api") {
     }};
     for (int i = 0; i < 50; ++i) {
       memory.before_fork();
-      pid_t const child = ::fork();
-      if (child == 0) {
-        ::alarm(60);  // a child that waits for a thread of its parent waits for ever
+      spillway::test::ForkedChild const child{[&] {
         memory.after_fork_in_child();
         memory.swap_out(block);
         auto const lease = memory.acquire(block, Access::read, HostStream::caller);
-        bool const is_kept = static_cast<unsigned char const*>(lease.data())[512_KiB - 1] == 7;
-        ::_exit(is_kept ? 0 : 1);
-      }
+        return static_cast<unsigned char const*>(lease.data())[512_KiB - 1] == 7;
+      }};
       memory.after_fork_in_parent();
-      int status = -1;
-      REQUIRE(::waitpid(child, &status, 0) == child);
-      CHECK(status == 0);
+      CHECK(child.status() == 0);
     }
     others.request_stop();
     others.join();
@@ -455,22 +442,17 @@ TEST_SUITE("host_api") {
     for (int i = 0; i < 20; ++i) {
       first.before_fork();
       second.before_fork();
-      pid_t const child = ::fork();
-      if (child == 0) {
-        ::alarm(60);
+      spillway::test::ForkedChild const child{[&] {
         second.after_fork_in_child();
         first.after_fork_in_child();
         first.swap_out(block);
         first.acquire(block, Access::read, HostStream::caller).release();
         second.swap_out(other);
         second.acquire(other, Access::read, HostStream::caller).release();
-        ::_exit(0);
-      }
+      }};
       second.after_fork_in_parent();
       first.after_fork_in_parent();
-      int status = -1;
-      REQUIRE(::waitpid(child, &status, 0) == child);
-      CHECK(status == 0);
+      CHECK(child.status() == 0);
     }
     others.request_stop();
     others.join();

@@ -19,10 +19,10 @@
 #include <random>
 #include <vector>
 
+#include <support/fork.hpp>
 #include <support/is_readable.hpp>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 using namespace spillway;
@@ -469,17 +469,13 @@ TEST_SUITE("host_paged_api") {
       return is_right && p[pages * n] == byte && p[(pages + 4) * n - 1] == byte;
     };
     device.before_fork();
-    pid_t const child = ::fork();
-    if (child == 0) {
-      ::alarm(60);
+    spillway::test::ForkedChild const child{[&] {
       device.after_fork_in_child();
-      ::_exit(go_on(6) ? 0 : 1);
-    }
+      return go_on(6);
+    }};
     device.after_fork_in_parent();
     CHECK(go_on(7));
-    int status = -1;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    CHECK(status == 0);
+    CHECK(child.status() == 0);
     CHECK(p[0] == 7);
     CHECK(p[pages * n] == 7);
     device.free_address(p, 2 * pages * n);

@@ -7,10 +7,9 @@
 #include <cstddef>
 #include <cstring>
 
+#include <support/fork.hpp>
 #include <support/is_readable.hpp>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 namespace {
 
@@ -91,18 +90,14 @@ TEST_SUITE("page_mover") {
     if (!rig.is_open) {
       return;
     }
-    pid_t const child = ::fork();
-    if (child == 0) {
-      ::alarm(60);
+    spillway::test::ForkedChild const child{[&] {
       rig.mover.reopen();
       bool const is_watched = !support::is_readable(rig.second.p);
       std::memset(rig.first.p, 4, range_bytes);  // the child's own pages from now on
       bool const is_moved = rig.mover.move(rig.second.p, rig.first.p, range_bytes) == range_bytes;
-      ::_exit(is_watched && is_moved && rig.second.p[0] == std::byte{4} ? 0 : 1);
-    }
-    int status = -1;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    CHECK(status == 0);
+      return is_watched && is_moved && rig.second.p[0] == std::byte{4};
+    }};
+    CHECK(child.status() == 0);
     CHECK(rig.first.p[0] == std::byte{3});
     CHECK_FALSE(support::is_readable(rig.second.p));
     // The child has ended, so no page of the parent is shared any more.

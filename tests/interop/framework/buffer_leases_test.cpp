@@ -18,8 +18,6 @@
 #include <support/buffer_leases_bench.hpp>
 #include <support/fork.hpp>
 #include <support/temporary_folder.hpp>
-#include <sys/wait.h>
-#include <unistd.h>
 
 using namespace spillway;
 using namespace spillway::framework;
@@ -211,22 +209,12 @@ TEST_SUITE("buffer_leases") {
     }};
     for (int i = 0; i < 20; ++i) {
       bench.leases.before_fork();
-      pid_t const child = ::fork();
-      if (child == 0) {
-        ::alarm(60);  // a child that waits for a thread of its parent waits for ever
+      spillway::test::ForkedChild const child{[&] {
         bench.leases.after_fork_in_child(nullptr);
-        bool is_right = false;
-        try {
-          is_right = bench.read({a}) == Bytes{1} && bench.read({b}) == Bytes{2};
-        } catch (...) {  // NOLINT(bugprone-empty-catch): that is wrong, too
-        }
-        ::_exit(is_right ? 0 : 1);
-      }
+        return bench.read({a}) == Bytes{1} && bench.read({b}) == Bytes{2};
+      }};
       bench.leases.after_fork_in_parent();
-      REQUIRE(child > 0);
-      int status = -1;
-      REQUIRE(::waitpid(child, &status, 0) == child);
-      CHECK(status == 0);
+      CHECK(child.status() == 0);
     }
   }
 
@@ -251,29 +239,18 @@ TEST_SUITE("buffer_leases") {
     }};
     both.arrive_and_wait();
     bench.leases.before_fork();
-    pid_t const child = ::fork();
-    if (child == 0) {
-      ::alarm(60);  // a child that waits for a thread of its parent waits for ever
+    spillway::test::ForkedChild const child{[&] {
       bench.leases.after_fork_in_child(&frame);
-      bool is_right = false;
-      try {
-        auto const counts = bench.leases.counts();
-        is_right = counts.active_bytes == 64_KiB && counts.active_frames == 1 &&
-                   bench.make(128_KiB, 4) != nullptr && bench.leases.view(mine).is_in_use;
-        bench.leases.exit(frame);
-        is_right = is_right && bench.make(240_KiB, 5) != nullptr &&
-                   bench.leases.counts().active_frames == 0 &&
-                   bench.read({a, b, mine}) == Bytes{1, 2, 3};
-      } catch (...) {  // NOLINT(bugprone-empty-catch): that is wrong, too
-      }
-      ::_exit(is_right ? 0 : 1);
-    }
+      auto const counts = bench.leases.counts();
+      bool const is_right = counts.active_bytes == 64_KiB && counts.active_frames == 1 &&
+                            bench.make(128_KiB, 4) != nullptr && bench.leases.view(mine).is_in_use;
+      bench.leases.exit(frame);
+      return is_right && bench.make(240_KiB, 5) != nullptr &&
+             bench.leases.counts().active_frames == 0 && bench.read({a, b, mine}) == Bytes{1, 2, 3};
+    }};
     bench.leases.after_fork_in_parent();
     both.arrive_and_wait();
-    REQUIRE(child > 0);
-    int status = -1;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    CHECK(status == 0);
+    CHECK(child.status() == 0);
     bench.leases.exit(frame);
   }
 

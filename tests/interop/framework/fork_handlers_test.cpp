@@ -10,8 +10,6 @@
 
 #include <support/buffer_leases_bench.hpp>
 #include <support/fork.hpp>
-#include <sys/wait.h>
-#include <unistd.h>
 
 using namespace spillway;
 using spillway::test::LeasesBench;
@@ -33,24 +31,16 @@ void collect_garbage() {
   }
 }
 
-/// @returns the status of a child that ran `work` and returned its result; -1 if there was no child
+/// @returns the status of a child that ran `work` and returned its result
 template <class Work>
 int status_of_child(Work work) {
   collect_garbage();
-  pid_t const child = ::fork();
-  if (child == 0) {
-    ::alarm(60);  // a child that waits for a thread of its parent waits for ever
-    bool is_right = false;
-    try {
-      collect_garbage();
-      is_right = work();
-    } catch (...) {  // NOLINT(bugprone-empty-catch): that is wrong, too
-    }
-    ::_exit(is_right ? 0 : 1);
-  }
+  spillway::test::ForkedChild const child{[&] {
+    collect_garbage();
+    return work();
+  }};
   collect_garbage();
-  int status = -1;
-  return child > 0 && ::waitpid(child, &status, 0) == child ? status : -1;
+  return child.status();
 }
 
 }  // namespace

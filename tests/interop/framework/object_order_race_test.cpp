@@ -8,8 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include <sys/wait.h>
-#include <unistd.h>
+#include <support/fork.hpp>
 
 using spillway::framework::ObjectOrder;
 using spillway::framework::ObjectUse;
@@ -77,16 +76,12 @@ TEST_SUITE("object_order") {
       std::this_thread::yield();
     }
     order.before_fork();
-    pid_t const child = ::fork();
-    if (child == 0) {
+    spillway::test::ForkedChild const child{[&] {
       order.after_fork_in_child();
       Right const changes{order, {{&object, true}}};
-      ::_exit(0);
-    }
+    }};
     order.after_fork_in_parent();
-    int status = -1;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    CHECK(status == 0);
+    CHECK(child.status() == 0);
     may_end = true;
     holder.join();
   }
