@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <thread>
@@ -77,7 +78,12 @@ struct ObjectTraits {
     one.object->address = one.entry->lease.data();
   }
   static bool is_swappable(Entry const& entry) { return !entry.is_kept && entry.has_lease(); }
+  /// Whether there is no memory for a list of references.
+  inline static bool is_out_of_memory = false;
   static Objects references(std::span<Entry* const> entries) {
+    if (is_out_of_memory) {
+      throw std::bad_alloc{};
+    }
     Objects all;
     for (Entry* const entry : entries) {
       all.push_back(entry->object.lock());
@@ -412,6 +418,18 @@ TEST_SUITE("operand_leases") {
     CHECK(refused >= 1);
     CHECK(refused <= 2);
     CHECK(program.leases.counts().active_frames == 0);
+  }
+
+  TEST_CASE("OperandLeases: start_reclaim without memory for references leaves nothing pinned") {
+    Program program;
+    auto const idle = program.leases.make(2_MiB);
+    ObjectTraits::is_out_of_memory = true;
+
+    CHECK_THROWS_AS(program.leases.start_reclaim(), std::bad_alloc);
+
+    ObjectTraits::is_out_of_memory = false;
+    CHECK(idle->entry->pins == 0);
+    CHECK(program.leases.start_reclaim() == 2_MiB);
   }
 
   TEST_CASE("OperandLeases: while disabled, a failed allocation swaps nothing out") {

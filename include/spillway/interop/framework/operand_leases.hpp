@@ -131,6 +131,7 @@ class OperandLeases {
   /// switched off (`enable`).
   ///
   /// @returns the bytes of these entries
+  /// @throws  std::bad_alloc; all entries keep their leases then
   std::size_t start_reclaim();
   /// Swaps out everything that is not pinned, as far as the host pool has room.
   ///
@@ -671,6 +672,7 @@ std::size_t OperandLeases<Traits>::start_reclaim() {
   std::vector<Lease> leases;
   std::vector<Entry*> idle;
   std::vector<Entry*> dead;
+  std::exception_ptr error;  // thrown when the entries are unpinned and the dead ones deleted
   std::size_t bytes = 0;
   {
     Guard guard{mutex_};
@@ -685,6 +687,7 @@ std::size_t OperandLeases<Traits>::start_reclaim() {
         idle.push_back(&entry);
       }
     });
+    dead.reserve(idle.size());
     // The pin keeps the entry from being deleted while a reference to its storage is taken, which
     // happens without the lock.
     if constexpr (Traits::has_references) {
@@ -693,8 +696,13 @@ std::size_t OperandLeases<Traits>::start_reclaim() {
       }
       guard.unlock();
     }
-    auto const references = Traits::references(idle);
-    leases.reserve(idle.size());
+    decltype(Traits::references(idle)) references;
+    try {
+      references = Traits::references(idle);
+      leases.reserve(idle.size());
+    } catch (std::bad_alloc const&) {
+      error = std::current_exception();
+    }
     if constexpr (Traits::has_references) {
       guard.lock();
       for (Entry* const entry : idle) {
@@ -708,7 +716,7 @@ std::size_t OperandLeases<Traits>::start_reclaim() {
       }
       if (entry.is_dead) {
         dead.push_back(&entry);
-      } else if (Traits::is_swappable(entry) && references[i] &&
+      } else if (!error && Traits::is_swappable(entry) && references[i] &&
                  detach(entry, references[i], leases)) {
         bytes += entry.bytes;
       }
@@ -721,6 +729,9 @@ std::size_t OperandLeases<Traits>::start_reclaim() {
   }
   if (bytes != 0 || !dead.empty()) {  // otherwise the patience of waiting threads would begin anew
     notify_waiters();
+  }
+  if (error) {
+    std::rethrow_exception(error);
   }
   return bytes;
 }
