@@ -222,8 +222,8 @@ def set_codec(codec, for_=None):
     codecs if the module was built with nvcc: kernels on the stream of the copy encode them into pinned memory. What
     goes to a file is not encoded.
 
-    Raises ValueError for an unknown codec, or if a tensor that is to have "bfloat16" is not of float32, and
-    NotImplementedError if the module has no codecs for the device.
+    Raises ValueError for an unknown codec, or if a tensor that is to have "bfloat16" is not of float32,
+    NotImplementedError if the module has no codecs for the device, and RuntimeError for given tensors before `install`.
     """
     codec = None if codec is None else str(codec)
     tensors = None if for_ is None else [for_] if isinstance(for_, torch.Tensor) else list(for_)

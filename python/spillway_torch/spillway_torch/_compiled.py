@@ -49,7 +49,7 @@ def lease_by_kernel(graph):
         inner = function.__closure__[function.__code__.co_freevars.index("model")].cell_contents
         return lease_by_kernel(inner)
     names = function.__globals__
-    if function.__name__ != "call" or not names["__name__"].startswith(_GENERATED):
+    if function.__name__ != "call" or not names.get("__name__", "").startswith(_GENERATED):
         return False
     if _MARK not in names:
         leases = not any(_takes_addresses(code) for code in _codes(names))

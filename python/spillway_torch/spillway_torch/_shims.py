@@ -844,18 +844,25 @@ def _wrap_profilers():
     """Wraps profilers: they ask for the addresses of operands, of parameters and of an optimizer's state before an
     operation uses them.
     """
+    def note(name, records):
+        (_recorders.add if records else _recorders.discard)(name)
+        _C.set_profiled(bool(_recorders))
+
     def enabling(function, name):
         def call(*args, **kwargs):
-            _recorders.add(name)
-            _C.set_profiled(True)
-            return function(*args, **kwargs)
+            before = name in _recorders
+            note(name, True)
+            try:
+                return function(*args, **kwargs)
+            except BaseException:
+                note(name, before)  # it does not record, unless it did before
+                raise
         return _named_like(call, function)
 
     def disabling(function, name):
         def call(*args, **kwargs):
             result = function(*args, **kwargs)
-            _recorders.discard(name)
-            _C.set_profiled(bool(_recorders))
+            note(name, False)
             return result
         return _named_like(call, function)
 
@@ -867,6 +874,8 @@ def _wrap_profilers():
             for module in modules:
                 if hasattr(module, prefix + name):
                     setattr(module, prefix + name, wrap(getattr(module, prefix + name), name))
+    if torch.autograd._profiler_enabled():
+        note("profiler", True)
     _after_import("torch.profiler._memory_profiler", _wrap_memory_profile)
 
 

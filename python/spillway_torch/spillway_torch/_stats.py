@@ -28,6 +28,7 @@ def memory_summary(device=None, holders=10):
     """
     if not _C.is_installed():
         return "spillway_torch is not installed"
+    holders = max(holders, 0)
     now = _C.raw_stats()
     rows = [
         ("limit", _C.limit()),

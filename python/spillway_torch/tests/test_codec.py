@@ -155,6 +155,16 @@ def test_a_codec_is_one_of_the_whole_memory(lms):
     assert x.clone().tolist() == expected
 
 
+def test_tensors_can_have_codecs_after_install_only(script):
+    assert "install" in script("""
+import torch, spillway_torch
+try:
+    spillway_torch.set_codec("lossless", for_=torch.zeros(3))
+except RuntimeError as error:
+    print(error)
+""")
+
+
 def test_what_never_leaves_is_ignored():
     spillway_torch.set_codec("lossless", for_=[torch.empty(0), torch.empty(4, device="meta")])
     spillway_torch.set_codec("lossless", for_=[])

@@ -90,6 +90,12 @@ def test_graphs(lms):
     assert all(lms.is_away(p) for p in net.parameters())
 
 
+def test_a_function_whose_globals_have_no_name_is_no_generated_code():
+    names = {}
+    exec("def call(arguments): return arguments", names)
+    assert not _compiled.lease_by_kernel(names["call"])
+
+
 def test_graphs_that_were_compiled_before_install(script):
     out = script("""
 import warnings

@@ -238,6 +238,35 @@ def test_addresses_of_what_is_away_are_errors_unless_a_profiler_asks(lms):
     assert x.sum().item() == 64 * 64
 
 
+def test_a_profiler_that_does_not_start_asks_for_no_addresses(lms):
+    def fail_to_start(message):
+        with pytest.raises(TypeError):
+            torch.autograd._enable_profiler("no configuration")
+        with pytest.raises(RuntimeError, match=message):
+            torch.UntypedStorage.data_ptr.__wrapped__(x.untyped_storage())  # as C++ code does
+    x = torch.ones(64, 64)
+    lms.evict()
+    fail_to_start("swapped out")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        fail_to_start("invalid python storage")  # for the profiler that runs, the address is null
+    fail_to_start("swapped out")
+
+
+def test_a_profiler_that_runs_during_install_sees_shapes(script):
+    shapes = script("""
+import torch, spillway_torch
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+    spillway_torch.install(device="cpu", limit="64MiB", least_bytes=1)
+    spillway_torch.set_enabled_lms(True)
+    x = torch.ones(64, 64)
+    for _ in range(2):
+        spillway_torch.reclaim_inactive()
+        x.mm(x)
+print([event.input_shapes for event in profiler.events() if event.name == "aten::mm"])
+""")
+    assert shapes.split("\n")[-2] == "[[[64, 64], [64, 64]], [[64, 64], [64, 64]]]"
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_memory_profile_of_tensors_that_moved_is_refused_by_name():
     options = {"record_shapes": True, "with_stack": True, "profile_memory": True}

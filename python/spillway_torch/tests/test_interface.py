@@ -130,6 +130,7 @@ def test_the_summary_names_the_largest_holders(lms):
     assert re.search(r"12\.0 MiB +Float\[3, 1048576\] +on the device", text)
     assert re.search(r"limit +256\.0 MiB", text)
     assert re.search(r"1\.0 MiB +Char\[1048576\] +kept", text) and array is not None
+    assert spillway_torch.memory_summary(holders=-1) == spillway_torch.memory_summary(holders=0)
 
 
 def test_nothing_to_reclaim_is_said_once_with_the_reason(script):
