@@ -326,6 +326,19 @@ TEST_SUITE("bad input") {
     CHECK(contains(what, "The device does not have the rest of the capacity"));
   }
 
+  TEST_CASE(
+      "DeviceAllocator: a part of a page at the end of the capacity is not the device's lack") {
+    auto options = small_options(1_MiB + 512);
+    options.initial_bytes = 0;
+    options.growth_bytes = 64_KiB;
+    options.grows_in_place = true;
+    SmallBench bench{options};
+    auto const what =
+        message_of<OutOfDeviceMemory>([&] { (void)bench.allocator.allocate(1_MiB + 256); });
+    CHECK(contains(what, "The rest of the capacity is less than the device reserves at once"));
+    CHECK_FALSE(contains(what, "memory that others have"));
+  }
+
   TEST_CASE("DeviceAllocator: the error for a full file system gives its reason") {
     auto options = small_options(1_MiB);
     options.host.pinned_bytes = 0;

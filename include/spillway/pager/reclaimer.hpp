@@ -668,6 +668,14 @@ class Reclaimer {
     return arena_.cheapest_window(bytes, price, most_ranges);
   }
 
+  /// Whether the capacity allows the arena to take any more memory from the device.
+  [[nodiscard]] bool can_grow() const noexcept {
+    if constexpr (GrowingArena<Arena>) {
+      return arena_.growth_for(1).bytes != 0;
+    } else {
+      return false;
+    }
+  }
   /// Takes more memory from the device if the capacity allows it.
   bool grow(std::size_t bytes) {
     Segment segment = arena_.growth_for(bytes);
@@ -730,8 +738,10 @@ class Reclaimer {
     std::size_t const not_given =
         now.capacity_bytes - std::min(now.capacity_bytes, now.reserved_bytes);
     if (most_bytes < bytes && most_bytes + not_given >= bytes) {
-      return "The device does not have the rest of the capacity: free memory that others have "
-             "there, or lower capacity_bytes.";
+      return can_grow() ? "The device does not have the rest of the capacity: free memory that "
+                          "others have there, or lower capacity_bytes."
+                        : "The rest of the capacity is less than the device reserves at once: "
+                          "raise the capacity, or split the block.";
     }
     if (most_bytes < bytes) {
       return "Release leases: the blocks held by them leave too little that could be swapped out.";
