@@ -281,6 +281,13 @@ void Bindings<Site>::define(pybind11::module_& m) {
       .def("begun", &Communicating<Site>::begun)
       .def("__exit__", [](Communicating<Site>& call, py::args const&) { call.exit(); });
 #endif
+  py::class_<KernelInPython<Site>>(m, "KernelInPython")
+      .def(py::init<>())
+      .def("__enter__", &KernelInPython<Site>::enter, WithoutLock())
+      .def("__exit__", [](KernelInPython<Site>& kernel, py::args const&) {
+        spillway_python::ReleasedLock const others_run;
+        kernel.exit();
+      });
   py::class_<Lent<Site>>(m, "Lent").def(py::init<at::Tensor const&>(), WithoutLock());
   m.def("set_item_method", &set_item_method);
   m.def("wrap_dlpack_exchange", &DlpackExchange<Support, /*is_read_only=*/false>::install);

@@ -40,14 +40,23 @@ class Held : public spillway::torch::HeldStorages<Site> {
     }
   }
   void add_each(pybind11::handle objects) {
-    if (Py_EnterRecursiveCall(" to find tensors in a collection") != 0) {
-      throw pybind11::error_already_set{};
-    }
+    RecursiveCall const deeper;
     for (pybind11::handle const object : objects) {
       add(object);
     }
-    Py_LeaveRecursiveCall();
   }
+  /// Throws Python's error if calls are nested too deeply, as for a list that contains itself.
+  class RecursiveCall {
+   public:
+    RecursiveCall() {
+      if (Py_EnterRecursiveCall(" to find tensors in a collection") != 0) {
+        throw pybind11::error_already_set{};
+      }
+    }
+    RecursiveCall(RecursiveCall const&) = delete;
+    RecursiveCall& operator=(RecursiveCall const&) = delete;
+    ~RecursiveCall() { Py_LeaveRecursiveCall(); }
+  };
 };
 
 #if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
@@ -124,6 +133,25 @@ class Lent {
 
  private:
   std::optional<spillway::torch::ExtendedLease<Site>> lease_;
+};
+
+/// Surrounds Python code that is the kernel of an operation. Its operations belong to the same
+/// frame. Since it may wait for other threads, these do not wait for it without a time limit.
+template <class Site>
+class KernelInPython {
+ public:
+  void enter() {
+    ++Site::frames().foreign;
+    if (Site::state() != nullptr) {
+      Site::leases().begin_program(Site::frames());
+    }
+  }
+  void exit() {
+    --Site::frames().foreign;
+    if (Site::state() != nullptr) {
+      Site::leases().end_program(Site::frames());
+    }
+  }
 };
 
 /// Surrounds Python code that PyTorch calls in the middle of an operation. Since that code knows no

@@ -682,6 +682,22 @@ def _wrap_higher_order_operators():
     _ops.HigherOrderOperator.__init__ = _named_like(__init__, inner)
 
 
+def _wrap_kernels_in_python():
+    """Wraps kernels that the program writes in Python for operations of PyTorch."""
+    def running_program(kernel):
+        def call(*args, **kwargs):
+            with _C.KernelInPython():
+                return kernel(*args, **kwargs)
+        return _named_like(call, kernel)
+    cls = torch._C._DispatchModule
+    impl = cls.impl
+
+    def wrapping_impl(self, name, dispatch, func, *args, **kwargs):
+        is_kernel = func is not torch.library.fallthrough_kernel
+        return impl(self, name, dispatch, running_program(func) if is_kernel else func, *args, **kwargs)
+    cls.impl = _named_like(wrapping_impl, impl)
+
+
 def _wrap_captured_graphs():
     """Tells the allocator on which streams graphs are launched, since what a graph uses is free only after all these.
     """
@@ -931,6 +947,7 @@ def install():
     _wrap_threads()
     _wrap_extensions()
     _wrap_futures()
+    _wrap_kernels_in_python()
     _wrap_captured_graphs()
     _wrap_change_of_allocator()
     _wrap_packaged_graphs()

@@ -208,6 +208,10 @@ def joining(x: torch.Tensor) -> torch.Tensor:
     join()
     return torch.zeros(1)
 joining(x)""",
+    "a kernel in Python of PyTorch's own operation": """
+library = torch.library.Library("aten", "IMPL")
+library.impl("erfinv_", lambda x: join() or x, "CPU")
+x.erfinv_()""",
     "an index": """
 class Index:
     def __index__(self):

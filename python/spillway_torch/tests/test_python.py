@@ -261,6 +261,17 @@ def test_keep_is_for_good(lms):
     assert not lms.is_away(a) and lms.view(a)["kept"]
 
 
+def test_a_collection_that_contains_itself_is_an_error_each_time(lms):
+    def depth(n):
+        return 0 if n == 0 else 1 + depth(n - 1)
+    endless = []
+    endless.append(endless)
+    for _ in range(3):
+        with pytest.raises(RecursionError):
+            spillway_torch._C.Held(endless)
+        assert depth(300) == 300  # none of the permitted depth is lost
+
+
 def test_iteration_comparison_and_conversion(lms):
     a = torch.arange(5.)
     lms.evict()
@@ -446,6 +457,16 @@ def test_operations_defined_in_python(lms):
     x = torch.arange(100.)
     lms.evict()
     assert sum_of_numpy(x).item() == 4950
+
+
+def test_operations_on_lists_of_any_values(lms):
+    library, seen = torch.library.Library("spillway_tests_any", "DEF"), []
+    library.define("second(Any[] values) -> Tensor")
+    library.impl("second", lambda values: seen.append(lms.view(values[1])["in_use"]) or values[1].clone(),
+                 "CompositeExplicitAutograd")
+    x = torch.ones(1000)
+    lms.evict()
+    assert torch.ops.spillway_tests_any.second([1, x]).sum().item() == 1000 and seen == [True]
 
 
 def test_an_address_asked_for_inside_an_operation_is_good_until_its_end(lms):

@@ -144,17 +144,13 @@ inline void for_each_part_of_special(at::Tensor const& tensor,
 }
 
 /// As `for_each_part`, for a value that is a tensor, an optional tensor, or a list, a tuple or the
-/// values of a dictionary of such values.
+/// values of a dictionary of such values. A list of any values may also have others among them.
 template <class Visit>
 void for_each_tensor(c10::IValue const& value, Visit const& visit) {
   if (value.isTensor()) {
     for_each_part(value.toTensor(), visit);
   } else if (value.isTensorList() || value.isList()) {
     for (c10::IValue const& element : value.toListRef()) {
-      if (!element.isTensor() && !element.isList() && !element.isNone() && !element.isTuple() &&
-          !element.isGenericDict()) {
-        return;  // a list without tensors, for example of numbers
-      }
       for_each_tensor(element, visit);
     }
   } else if (value.isTuple()) {
