@@ -1068,6 +1068,42 @@ except RuntimeError as error:
 """).split() == "False True 0 False True 0 True 0".split()
 
 
+def test_a_child_makes_nodes_though_another_thread_of_the_parent_was_making_some(script, extension_folder):
+    """That thread is not in the child, where it could end what it had begun."""
+    assert script(f"""
+import os, signal, sys, threading
+import torch, spillway_torch
+torch.set_num_threads(1)
+spillway_torch.install(device="cpu", limit=28 << 20, least_bytes=1)
+{loading(extension_folder)}
+spillway_torch.set_enabled_lms(True)
+x, kept, ended = torch.ones(8, requires_grad=True), [], threading.Event()
+square = torch.ops.row_sums.square
+square(x)
+def make():
+    while not ended.is_set():
+        kept.extend([square(x) for _ in range(2000)])
+        if len(kept) > 8000:
+            kept.clear()
+sys.setswitchinterval(1e-4)
+making = threading.Thread(target=make)
+making.start()
+codes = []
+for _ in range(60):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # a child that waits for the thread waits for ever
+        square(x)
+        os._exit(0)
+    codes.append(os.waitpid(child, 0)[1])
+    if codes[-1]:
+        break
+ended.set()
+making.join()
+print(sum(codes))
+""").split()[-1] == "0"
+
+
 def test_a_result_in_the_memory_of_an_operand_keeps_it(script, extension_folder):
     """An operator may give its result a storage of its own that refers to an operand's memory."""
     assert script(f"""

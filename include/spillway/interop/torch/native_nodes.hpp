@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -25,6 +26,7 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
+#include <pthread.h>
 #include <torch/csrc/autograd/function.h>
 
 namespace spillway::torch {
@@ -118,6 +120,15 @@ class NativeNodes {
     std::optional<typename Hook::Hold> hold;
   };
 
+  /// No other thread may have locked the mutex when the process forks, since the child could not
+  /// unlock it.
+  NativeNodes() {
+    if (::pthread_atfork([] { all().mutex_.lock(); },
+                         [] { all().mutex_.unlock(); },
+                         [] { all().mutex_.unlock(); }) != 0) {
+      throw std::bad_alloc{};
+    }
+  }
   [[nodiscard]] static NativeNodes& all() {
     static auto* const nodes = new NativeNodes;  // PyTorch may call it until the process ends
     return *nodes;
