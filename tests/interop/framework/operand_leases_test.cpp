@@ -6,6 +6,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -355,6 +356,47 @@ TEST_SUITE("operand_leases") {
     CHECK(released == 0);
     CHECK(program.leases.counts().waits == 1);
     program.leases.exit(frame);
+  }
+
+  TEST_CASE("OperandLeases: a thread does not wait for more than the capacity") {
+    Program program;
+    auto const used = program.leases.make(1_MiB);
+    ObjectFrame operation;
+    REQUIRE(program.leases.enter(operation, {used}));
+
+    bool is_refused = false;
+    std::jthread{[&] { is_refused = program.leases.make(5_MiB) == nullptr; }}.join();
+
+    CHECK(is_refused);
+    CHECK(program.leases.counts().waits == 0);
+    program.leases.exit(operation);
+  }
+
+  TEST_CASE(
+      "OperandLeases: operations that release too little do not make a thread wait for ever") {
+    Program program{.patience = std::chrono::milliseconds{1}};
+    auto const held = program.leases.make(3_MiB);
+    auto const small = program.leases.make(256_KiB);
+    ObjectFrame frame{.runs_program = true};
+    REQUIRE(program.leases.enter(frame, {held}));
+
+    std::atomic<bool> has_ended{false};
+    std::jthread waiting{[&] {
+      CHECK(program.leases.make(2_MiB) == nullptr);
+      has_ended = true;
+    }};
+    // One of two operations runs at any time, so there is always a reason to wait.
+    std::array<ObjectFrame, 2> operations;
+    CHECK(program.leases.enter(operations[0], {small}));
+    for (std::size_t i = 1; !has_ended; ++i) {
+      CHECK(program.leases.enter(operations[i % 2], {small}));
+      program.leases.exit(operations[(i + 1) % 2]);
+    }
+    program.leases.exit(operations[0]);
+    program.leases.exit(operations[1]);
+    waiting.join();
+    program.leases.exit(frame);
+    CHECK(program.leases.make(2_MiB) != nullptr);
   }
 
   TEST_CASE("OperandLeases: threads without room do not wake each other for ever") {

@@ -170,14 +170,10 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   using stream_type = typename Base::stream_type;
   using Frame = typename Base::Frame;
 
-  /// How many times `patience` an operation waits to begin while others release memory.
-  static constexpr int most_waits = 60;
-
   /// `memory` is not owned and must outlive this object; see `OperandLeases`.
   ///
   /// @param patience  how long a thread waits for other threads' operations while none of them
-  ///                  releases memory. To begin an operation, it waits `most_waits` times as long
-  ///                  at most, even if some do
+  ///                  releases memory. If some do, it waits `most_waits` times as long at most
   explicit BufferLeases(Allocator& memory,
                         stream_type stream,
                         std::chrono::milliseconds patience = std::chrono::seconds{10})
@@ -530,7 +526,7 @@ void BufferLeases<Allocator>::wait_until_it_fits(Guard& guard,
     };
     if (!may_begin()) {
       Base::join_ring(waiting_, frame);
-      for (int i = 0; i < most_waits; ++i) {
+      for (int i = 0; i < Base::most_waits; ++i) {
         ++this->counts_.waits;
         std::uint64_t const seen = this->changes();
         if (this->wait_until(guard, may_begin) || this->changes() == seen) {

@@ -21,6 +21,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -47,6 +48,8 @@ struct Refusal {
   std::string why;
   /// Whether there is enough memory that is not leased, but in pieces that leased blocks separate.
   bool is_split = false;
+  /// Whether it would need more than the capacity even if nothing else were leased.
+  bool is_too_large = false;
   /// The least capacity with which it may be met; 0 if no capacity would do
   std::size_t needed_bytes = 0;
   /// Whether another program, which has claimed memory earlier, waits for what this operation has
@@ -77,6 +80,8 @@ struct Refusal {
 ///   may wait for the very thread that sleeps here, which cannot be detected. When only such frames
 ///   are left, the thread gives up once nothing has been released for the time `patience`. The same
 ///   holds for *loans*: pins that end by themselves, for example when a communication completes.
+///   If other threads release memory again and again, but never enough, it gives up after
+///   `most_waits` times as long. It does not wait for more than the capacity.
 ///
 /// `Traits` describes the storages of a framework. It has these types and static functions:
 ///
@@ -123,6 +128,8 @@ class OperandLeases {
   /// Whether storages may have a codec, for which the host must be able to address the device's
   /// memory.
   static constexpr bool can_encode = AddressableApi<typename Allocator::device_type>;
+  /// How many times `patience` a thread waits at most, even if others release memory all the time.
+  static constexpr int most_waits = 60;
 
   OperandLeases(OperandLeases const&) = delete;
   OperandLeases& operator=(OperandLeases const&) = delete;
@@ -559,6 +566,7 @@ class OperandLeases {
     std::uint64_t releases = 0;  ///< before the last try, as the following two
     std::uint64_t arrivals = 0;
     int tries = 0;  ///< since memory was released
+    std::optional<std::chrono::steady_clock::time_point> first_wait;
   };
   /// A thread that has no room tries again when an acquisition of another thread was in vain, since
   /// its own may have been so because of that one. But threads without room must not wake each
@@ -584,13 +592,23 @@ class OperandLeases {
     if (!std::exchange(request.has_asked, true) && try_make_room()) {
       return true;
     }
-    if (wait_for_release(frame, request)) {
+    // Otherwise a request that no release could help would wait as long as other threads work.
+    bool const may_wait = !refusal.is_too_large && !is_overdue(request);
+    if (may_wait && wait_for_release(frame, request)) {
       return true;
     }
     bool const gives_way = frame != nullptr && Traits::can_repeat(*frame);
     ClaimResult const result = claim(refusal.needed_bytes, gives_way);
     refusal.is_in_the_way = result == ClaimResult::is_in_the_way;
     return result == ClaimResult::granted;
+  }
+  /// Whether a request has waited as long as it may. Called before each wait.
+  [[nodiscard]] bool is_overdue(Request& request) const {
+    auto const now = std::chrono::steady_clock::now();
+    if (!request.first_wait) {
+      request.first_wait = now;
+    }
+    return now - *request.first_wait > most_waits * patience_;
   }
   bool try_make_room() {
     if constexpr (requires { Traits::try_make_room(); }) {
@@ -629,6 +647,7 @@ class OperandLeases {
       MemoryReport const& report = error.report();
       refusal = {error.what(),
                  report.leased_bytes + report.requested_bytes <= report.capacity_bytes,
+                 report.requested_bytes > report.capacity_bytes,
                  Share::bytes_to_claim(report)};
     } catch (OutOfHostMemory const& error) {
       refusal = {error.what()};
