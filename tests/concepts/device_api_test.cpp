@@ -58,6 +58,18 @@ struct EventWithoutEquality : DeviceArchetype {
 };
 static_assert(!DeviceApi<EventWithoutEquality>);
 
+// One `synchronize` would get streams and events, and could not tell which.
+struct EventsAreStreams : DeviceArchetype {
+  using event_type = stream_type;
+  event_type create_event();
+  void destroy_event(event_type) noexcept;
+  void record(event_type, stream_type);
+  void wait(stream_type, event_type);
+  bool is_complete(event_type);
+  void synchronize(stream_type);
+};
+static_assert(!DeviceApi<EventsAreStreams>);
+
 }  // namespace
 
 TEST_SUITE("device_api") {

@@ -24,6 +24,11 @@ using namespace spillway::test;
 static_assert(Observer<ObserverArchetype> && LockPolicy<LockArchetype>);
 static_assert(PolicySet<PoliciesArchetype>);
 
+struct EnabledSometimes : ObserverArchetype {
+  inline static bool is_enabled = true;
+};
+static_assert(!Observer<EnabledSometimes>, "it is a constant");
+
 // For each alias, a set in which that alias is not a model of its concept.
 struct BadDevice : PoliciesArchetype {
   using device = ObserverArchetype;
@@ -112,6 +117,7 @@ TEST_SUITE("policy_set") {
     CHECK_NEEDS(Observer, ObserverArchetype, is_enabled);
     CHECK_NEEDS(Observer, ObserverArchetype, on_record);
     CHECK_REFUSES(Observer, ObserverArchetype, void on_record(Record const&));  // may throw
+    CHECK_REFUSES(Observer, ObserverArchetype, bool is_enabled = true);
     CHECK_NEEDS(LockPolicy, LockArchetype, lock);
     CHECK_NEEDS(LockPolicy, LockArchetype, unlock);
     CHECK_NEEDS(LockPolicy, LockArchetype, try_lock);

@@ -44,10 +44,12 @@ namespace spillway {
 ///
 /// All calls are thread-safe. Calls without `noexcept` throw `DeviceError` and then have had no
 /// effect. Streams and events are cheap handles (a pointer or an index): copying one copies a name.
+/// They have different types, since `synchronize` takes either.
 // clang-format off
 template <class D>
 concept DeviceApi =
     std::regular<typename D::stream_type> && std::regular<typename D::event_type> &&
+    !std::same_as<typename D::stream_type, typename D::event_type> &&
     requires(D d, D const cd, std::size_t n, void* p, void const* q, int node, unsigned char byte,
              CopyKind kind, HostFunction f, typename D::stream_type s, typename D::event_type e) {
       { std::hash<typename D::stream_type>{}(s) } -> std::convertible_to<std::size_t>;

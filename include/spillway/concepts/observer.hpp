@@ -4,6 +4,7 @@
 #include <spillway/core/record.hpp>
 
 #include <concepts>
+#include <type_traits>
 
 namespace spillway {
 
@@ -13,7 +14,8 @@ namespace spillway {
 ///
 /// | expression       | must                                                            | cost  |
 /// |------------------|-----------------------------------------------------------------|-------|
-/// | `O::is_enabled`  | be false if `on_record` does nothing, so that no record is made | -     |
+/// | `O::is_enabled`  | a constant, false if `on_record` does nothing, so that no       | -     |
+/// |                  | record is made                                                  |       |
 /// | `o.on_record(r)` | take note of the record; it may call the allocator's queries    | short |
 ///
 /// The allocator calls `on_record` outside every lock, from any thread that uses it, possibly from
@@ -24,6 +26,7 @@ concept Observer =
     std::default_initializable<O> &&
     requires(O o, Record const& r) {
       { O::is_enabled  }          -> std::convertible_to<bool>;
+      typename std::bool_constant<static_cast<bool>(O::is_enabled)>;
       { o.on_record(r) } noexcept -> std::same_as<void>;
     };
 // clang-format on
