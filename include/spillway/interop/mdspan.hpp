@@ -12,7 +12,7 @@
 #elif __has_include(<cuda/std/mdspan>)
 #  include <cuda/std/mdspan>
 #else
-#  error "no mdspan here: neither the standard library nor a CUDA toolkit has one; use TensorView"
+#  error "no mdspan here: use that of C++23, or of CUDA with its include/cccl on the include path"
 #  define SPILLWAY_STOP <no mdspan here>  // see core/config.hpp
 #  include SPILLWAY_STOP
 #endif
