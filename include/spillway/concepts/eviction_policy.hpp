@@ -45,9 +45,13 @@ struct EvictionCandidate {
 /// `on_step` is called at the beginning of a step, when predictions resume and when the capacity
 /// changes. `n` is the number of bytes that all blocks of the schedule may occupy together.
 ///
-/// `victim` does not forget the block it names: the caller evicts it and calls `on_erase`. A model
-/// decides; it never copies, frees or calls a device. Only `on_insert` may throw (std::bad_alloc,
-/// with nothing changed). Thread-unsafe: the pager calls a model under its lock.
+/// `victim` does not forget the block it names: the caller evicts it and calls `on_erase`. Asked
+/// again with nothing changed, it names the same block, and refused blocks keep their place in the
+/// order. Models that were told the same give the same answers, so none chooses at random. While
+/// nothing is predicted, `on_misprediction` and `on_step` change nothing.
+///
+/// A model decides; it never copies, frees or calls a device. Only `on_insert` may throw
+/// (std::bad_alloc, with nothing changed). Thread-unsafe: the pager calls a model under its lock.
 // clang-format off
 template <class P>
 concept EvictionPolicy =
