@@ -296,8 +296,12 @@ class HostSwapPool {
   void check(HostSlotId id, bool tells_owner = true) {
     std::scoped_lock const lock{mutex_};
     detail::HostSlot& slot = ledger_.at(id);
-    slot.is_failure_told = slot.failure && (slot.is_failure_told || tells_owner);
-    slot_io_.throw_if_failed(slot);
+    if (slot.failure) {
+      FileTierError const error = slot_io_.error_of(*slot.failure);  // not told if this fails
+      slot.is_failure_told = slot.is_failure_told || tells_owner;
+      throw error;
+    }
+    slot.is_failure_told = false;
   }
 
   /// Returns whether the slot was taken with this codec and may be written. Returns false if it has
@@ -350,8 +354,10 @@ class HostSwapPool {
   /// @throws FileTierError if such a slot has lost bytes since the last call, only once
   void check() {
     std::scoped_lock const lock{mutex_};
-    if (auto const failure = ledger_.take_orphan_failure()) {
-      slot_io_.throw_lost(*failure);
+    if (ledger_.orphan_failure()) {
+      FileTierError const error = slot_io_.error_of(*ledger_.orphan_failure());
+      (void)ledger_.take_orphan_failure();  // not before there is an error that reports it
+      throw error;
     }
   }
 

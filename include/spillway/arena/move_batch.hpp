@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <exception>
 #include <functional>
+#include <new>
 #include <span>
 #include <utility>
 #include <vector>
@@ -204,6 +205,8 @@ void enqueue_slide(Device& device,
                    Bounce const& bounce,
                    std::size_t& moved_bytes) {
   MoveCopies const copies = MoveCopies::of(move, bounce);
+  // Made while there is memory: a torn block must not be taken for one that is where it was.
+  BlockLost const lost{"a block was torn while it was moved, and there is no memory to say why"};
   bool const is_up = move.from < move.to;
   auto const carry = [&](std::byte* to, std::byte const* from, std::size_t bytes) {
     if (copies.is_bounced) {
@@ -234,7 +237,11 @@ void enqueue_slide(Device& device,
       } catch (std::exception const& error) {
         if (++refusals == MoveCopies::most_refusals) {
           moved_bytes = moved * copies.piece_bytes;
-          throw BlockLost{detail::Text{"a block was torn while it was moved: "} + error.what()};
+          try {
+            throw BlockLost{detail::Text{"a block was torn while it was moved: "} + error.what()};
+          } catch (std::bad_alloc const&) {
+            throw lost;
+          }
         }
       }
     }

@@ -399,7 +399,11 @@ class BasicHostLedger {
       orphan_failure_ = slot.failure;
     }
   }
-  /// Returns the last loss that was not reported to the owner of a slot, and forgets it.
+  /// Returns the last loss that was not reported to the owner of a slot.
+  [[nodiscard]] std::optional<FileFailure> const& orphan_failure() const noexcept {
+    return orphan_failure_;
+  }
+  /// Does the same, and forgets it.
   [[nodiscard]] std::optional<FileFailure> take_orphan_failure() noexcept {
     return std::exchange(orphan_failure_, std::nullopt);
   }

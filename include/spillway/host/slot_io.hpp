@@ -202,10 +202,11 @@ class SlotIo {
   /// @throws FileTierError if the slot has lost bytes
   void throw_if_failed(HostSlot const& slot) const {
     if (slot.failure) {
-      throw_lost(*slot.failure);
+      throw error_of(*slot.failure);
     }
   }
-  [[noreturn]] void throw_lost(FileFailure const& failure) const;
+  /// Returns the error that says which bytes are lost. @throws std::bad_alloc
+  [[nodiscard]] FileTierError error_of(FileFailure const& failure) const;
 
   /// The name of the calls that carry bytes to the file and back, empty where there is none. If the
   /// calls of only one direction can be begun ahead, it is that of the other one. Needs no lock.
@@ -795,21 +796,21 @@ bool SlotIo<FileIo>::try_again() noexcept {
 }
 
 template <FileIoApi FileIo>
-void SlotIo<FileIo>::throw_lost(FileFailure const& failure) const {
+FileTierError SlotIo<FileIo>::error_of(FileFailure const& failure) const {
   if (failure.is_encoding) {
-    throw FileTierError{
+    return FileTierError{
         Text{"spillway: "} + failure.bytes +
         " bytes of a host slot cannot be decoded: what is there is not what a codec "
         "wrote. These swapped-out bytes are lost; all other slots are intact."};
   }
-  throw FileTierError{Text{"spillway: "} + (failure.is_read ? "reading " : "writing ") +
-                      failure.bytes + " bytes at offset " + failure.file_offset +
-                      " of the swap file at " + file_->path() +
-                      " failed: " + SwapFile<FileIo>::reason(failure.error) +
-                      (failure.is_read     ? ""
-                       : failure.is_direct ? "; they were on the device only"
-                                           : "; there was no memory to keep them in either") +
-                      ". These swapped-out bytes are lost; all other slots are intact."};
+  return FileTierError{Text{"spillway: "} + (failure.is_read ? "reading " : "writing ") +
+                       failure.bytes + " bytes at offset " + failure.file_offset +
+                       " of the swap file at " + file_->path() +
+                       " failed: " + SwapFile<FileIo>::reason(failure.error) +
+                       (failure.is_read     ? ""
+                        : failure.is_direct ? "; they were on the device only"
+                                            : "; there was no memory to keep them in either") +
+                       ". These swapped-out bytes are lost; all other slots are intact."};
 }
 
 }  // namespace spillway::detail
