@@ -213,10 +213,12 @@ inline void SteppedExecutor::enqueue(SimStream stream, SimOp const& op, lock_typ
     }
   }
   bool const is_host = op.what == SimOp::Kind::host;
-  Op& queued = streams_.at(id).queue.emplace_back(
-      Op{op, {}, is_host ? order_.clock(id) : testing::OrderClock{}, {}});
-  queued.kept.assign(op.copies.begin(), op.copies.end());
-  queued.copies = queued.kept;
+  Op queued{op,
+            {},
+            is_host ? order_.clock(id) : testing::OrderClock{},
+            {op.copies.begin(), op.copies.end()}};
+  queued.copies = queued.kept;  // stays valid when the vector moves
+  streams_.at(id).queue.push_back(std::move(queued));
 }
 
 inline void

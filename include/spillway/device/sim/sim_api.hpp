@@ -123,10 +123,13 @@ template <class Lazy>
 SimStream BasicThreadedExecutor<Lazy>::create_stream() {
   reap();
   leaving_.reserve(leaving_.size() + streams_.size() + 1);
+  threads_.reserve(threads_.size() + 1);
   try {
     auto worker = std::make_unique<Worker>(engines_);
-    threads_.push_back(worker->thread_id());
-    return streams_.insert(std::move(worker));
+    std::thread::id const thread = worker->thread_id();
+    SimStream const stream = streams_.insert(std::move(worker));
+    threads_.push_back(thread);  // last: the system may give the id of an ended thread to another
+    return stream;
   } catch (std::system_error const& error) {
     throw DeviceError{detail::Text{"SimApi: cannot start a thread for a stream: "} + error.what()};
   }

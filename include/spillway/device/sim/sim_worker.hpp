@@ -250,28 +250,22 @@ class BasicSimWorker {
   /// Waits until the thread has run everything that was pushed.
   ~BasicSimWorker();
 
+  /// @throws std::bad_alloc, with nothing pushed
   void push(Op const& op) {
-    remember(op);
     auto node = std::make_unique<Node>();
     node->op = op;
     node->copies.assign(op.copies.begin(), op.copies.end());
     node->op.copies = node->copies;
     node->op.pushed_ns = steady_ns();
-    Node* const next = node.release();
-    tail_->next.store(next, std::memory_order_release);
-    tail_ = next;
-    ++pushed_ops_;
-    if ((pushes_.fetch_add(one_push, std::memory_order_release) & asleep) != 0) {
-      pushes_.fetch_and(~asleep, std::memory_order_relaxed);
-      wake_all(pushes_);
-    }
+    remember(op);
+    append(std::move(node));
   }
 
   /// Makes the thread end when it has run everything that was pushed. Nothing may be pushed
   /// afterwards.
-  void stop() {
-    if (!std::exchange(is_stopped_, true)) {
-      push({});
+  void stop() noexcept {
+    if (last_ != nullptr) {
+      append(std::move(last_));
     }
   }
 
@@ -304,6 +298,7 @@ class BasicSimWorker {
   static constexpr std::uint32_t asleep = 1;  // the thread sleeps, since it has found nothing to do
   static constexpr std::uint32_t one_push = 2;  // the other bits count pushes
 
+  void append(std::unique_ptr<Node> node) noexcept;
   void remember(Op const& op);
   void sleep(std::uint32_t seen) noexcept;
   void run();
@@ -319,12 +314,24 @@ class BasicSimWorker {
   std::atomic<std::uint32_t> pushes_{0};
   Node* tail_;
   std::uint64_t pushed_ops_ = 0;
-  bool is_stopped_ = false;
+  std::unique_ptr<Node> last_ = std::make_unique<Node>();  // ends the thread; null once pushed
   std::deque<Recent> recent_;
   std::thread thread_;  // last: it starts when all other members exist
 };
 
 using SimWorker = BasicSimWorker<>;
+
+template <class Lazy>
+void BasicSimWorker<Lazy>::append(std::unique_ptr<Node> node) noexcept {
+  Node* const next = node.release();
+  tail_->next.store(next, std::memory_order_release);
+  tail_ = next;
+  ++pushed_ops_;
+  if ((pushes_.fetch_add(one_push, std::memory_order_release) & asleep) != 0) {
+    pushes_.fetch_and(~asleep, std::memory_order_relaxed);
+    wake_all(pushes_);
+  }
+}
 
 /// Keeps a copy of an operation that touches memory until that has run. `is_in_use` reads the
 /// copies and not the queue, so its caller is not ordered after what has run.
@@ -334,11 +341,9 @@ void BasicSimWorker<Lazy>::remember(Op const& op) {
     recent_.pop_front();
   }
   if (op.bytes != 0) {
-    Recent& recent = recent_.emplace_back();
-    recent.ops = pushed_ops_ + 1;
-    recent.op = static_cast<SimOp const&>(op);
-    recent.copies.assign(op.copies.begin(), op.copies.end());
-    recent.op.copies = recent.copies;
+    Recent recent{pushed_ops_ + 1, op, {op.copies.begin(), op.copies.end()}};
+    recent.op.copies = recent.copies;  // stays valid when the vector moves
+    recent_.push_back(std::move(recent));
   }
 }
 

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls of simulated devices without memory for their own lists: they have no effect.
+#include <spillway/core/types.hpp>
+#include <spillway/sim.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstddef>
+#include <new>
+#include <optional>
+#include <span>
+#include <thread>
+
+#include <support/counted_allocations.hpp>
+
+namespace {
+
+using namespace spillway::literals;
+using spillway::CopyKind;
+using spillway::SimApi;
+using spillway::testing::SteppedSimApi;
+
+/// Repeats a call, each time with memory for one more allocation, until it succeeds. After each
+/// failed call, `check()` examines the device.
+template <class Call, class Check>
+void call_with_little_memory(Call call, Check check) {
+  bool has_succeeded = false;
+  for (std::size_t more = 0; !has_succeeded; ++more) {
+    CAPTURE(more);
+    REQUIRE(more < 100);
+    try {
+      support::ShortMemory const few{more};
+      call();
+      has_succeeded = true;
+    } catch (std::bad_alloc const&) {
+    }
+    if (!has_succeeded) {
+      check();
+    }
+  }
+}
+
+}  // namespace
+
+TEST_SUITE("sim_short_memory") {
+  TEST_CASE("SimApi: a thread is not taken for one of a stream that there was no memory for") {
+    SimApi device;
+    std::optional<SimApi::stream_type> stream;
+    call_with_little_memory(
+        [&] { stream = device.create_stream(); },
+        [&] {
+          // The system gives the ids of threads that have ended to new ones.
+          bool is_mistaken = false;
+          std::thread{[&] { is_mistaken = device.is_host_function_caller(); }}.join();
+          CHECK_FALSE(is_mistaken);
+          CHECK(device.usage().streams == 0);
+        });
+    device.destroy_stream(*stream);
+  }
+
+  TEST_CASE("SimApi: memory is not in use by an operation that there was no memory for") {
+    SimApi device{{.granularity_bytes = 64_KiB}};
+    auto const stream = device.create_stream();
+    auto* const p = static_cast<std::byte*>(device.reserve_address(64_KiB));
+    auto const physical = device.try_create_physical(64_KiB).value();
+    REQUIRE(device.try_map(p, 64_KiB, std::span{&physical, 1}));
+    auto const map_anew = [&] {  // ends the program if an operation may still use the memory
+      device.unmap(p, 64_KiB);
+      REQUIRE(device.try_map(p, 64_KiB, std::span{&physical, 1}));
+    };
+    call_with_little_memory([&] { device.fill(p, 1, 64_KiB, stream); }, map_anew);
+    device.synchronize(stream);
+    std::array<void*, 2> const to{p, p + 1_KiB};
+    std::array<void const*, 2> const from{p + 2_KiB, p + 3_KiB};
+    std::array<std::size_t, 2> const sizes{1_KiB, 1_KiB};
+    call_with_little_memory(
+        [&] { device.copy_batch(to, from, sizes, CopyKind::on_device, stream); }, map_anew);
+    device.synchronize(stream);
+    device.unmap(p, 64_KiB);
+    device.release_physical(physical);
+    device.free_address(p, 64_KiB);
+    device.destroy_stream(stream);
+  }
+
+  TEST_CASE("SteppedSimApi: a batch that there was no memory for is not in the queue") {
+    SteppedSimApi device{{.check_order = false}};
+    auto const stream = device.create_stream();
+    auto* const p = static_cast<std::byte*>(device.try_reserve(64_KiB));
+    std::array<void*, 2> const to{p, p + 1_KiB};
+    std::array<void const*, 2> const from{p + 2_KiB, p + 3_KiB};
+    std::array<std::size_t, 2> const sizes{1_KiB, 1_KiB};
+    auto const copy = [&] { device.copy_batch(to, from, sizes, CopyKind::on_device, stream); };
+    copy();  // the device has its list of copies from now on
+    device.run_all();
+    call_with_little_memory(copy, [&] { CHECK(device.queued_ops(stream) == 0); });
+    CHECK(device.queued_ops(stream) == 1);
+    device.run_all();
+    device.release(p, 64_KiB);
+    device.destroy_stream(stream);
+  }
+}
