@@ -135,6 +135,7 @@ class SwappableTensor {
                                                       stream_type stream,
                                                       CallSite site = {}) {
     SwappableTensor tensor{pager, extents, site};
+    tensor.expect_as_many(host.size(), site);
     tensor.copy_from_host_sync(host, stream, site);
     return tensor;
   }
@@ -190,7 +191,7 @@ class SwappableTensor {
   /// @stream copies on `stream` and waits on the host until `host` is not needed any more
   void copy_from_host_sync(std::span<T const> host, stream_type stream, CallSite site = {}) {
     P& pager = buffer_.pager(site);
-    expects(host.size() == size(), "the host span must have as many elements as the tensor", site);
+    expect_as_many(host.size(), site);
     auto const lease = buffer_.acquire_write(stream, site);
     pager.copy_from_host_sync(lease.data(), host.data(), host.size_bytes(), stream);
   }
@@ -201,7 +202,7 @@ class SwappableTensor {
   /// @stream copies on `stream` and waits on the host until the elements are there
   void copy_to_host_sync(std::span<T> host, stream_type stream, CallSite site = {}) const {
     P& pager = buffer_.pager(site);
-    expects(host.size() == size(), "the host span must have as many elements as the tensor", site);
+    expect_as_many(host.size(), site);
     auto const lease = buffer_.acquire_read(stream, site);
     pager.copy_to_host_sync(host.data(), lease.data(), host.size_bytes(), stream);
   }
@@ -299,6 +300,15 @@ class SwappableTensor {
   }
 
  private:
+  /// Checks that a host span has as many elements as the tensor. `function` as for `expects`.
+  void expect_as_many(std::size_t elements,
+                      CallSite site,
+                      char const* function = __builtin_FUNCTION()) const {
+    if (elements != size()) {
+      throw ContractViolation{detail::head_of_error(site, function) + "the tensor has " + size() +
+                              " elements, the host span has " + elements};
+    }
+  }
   static std::size_t bytes_of(Extents<Rank> const& extents, CallSite site) {
     std::size_t bytes = sizeof(T);
     for (std::size_t const extent : extents) {
