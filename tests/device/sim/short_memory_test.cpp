@@ -6,8 +6,11 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <fstream>
+#include <iterator>
 #include <new>
 #include <optional>
 #include <span>
@@ -42,6 +45,13 @@ void call_with_little_memory(Call call, Check check) {
   }
 }
 
+/// The number of memory mappings of this process.
+std::size_t mappings() {
+  std::ifstream maps{"/proc/self/maps"};
+  return static_cast<std::size_t>(
+      std::count(std::istreambuf_iterator<char>{maps}, std::istreambuf_iterator<char>{}, '\n'));
+}
+
 }  // namespace
 
 TEST_SUITE("sim_short_memory") {
@@ -58,6 +68,24 @@ TEST_SUITE("sim_short_memory") {
           CHECK(device.usage().streams == 0);
         });
     device.destroy_stream(*stream);
+  }
+
+  TEST_CASE("SimApi: memory is unmapped if there is no memory for its record") {
+    SimApi device{{.granularity_bytes = 64_KiB}};
+    void* p = nullptr;
+    auto const check = [&](auto map, auto unmap) {
+      map();  // what else the first call maps stays
+      unmap();
+      std::size_t const before = mappings();
+      call_with_little_memory(map, [&] { CHECK(mappings() == before); });
+      unmap();
+    };
+    check([&] { p = device.try_reserve(64_KiB); }, [&] { device.release(p, 64_KiB); });
+    check([&] { p = device.try_allocate_pinned(64_KiB, -1); },
+          [&] { device.free_pinned(p, 64_KiB); });
+    check([&] { p = device.reserve_address(64_KiB); }, [&] { device.free_address(p, 64_KiB); });
+    CHECK(device.usage().device_bytes == 0);
+    CHECK(device.usage().pinned_bytes == 0);
   }
 
   TEST_CASE("SimApi: memory is not in use by an operation that there was no memory for") {

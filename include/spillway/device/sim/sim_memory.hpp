@@ -164,6 +164,7 @@ class SimMemory {
   };
 
   static void check_granularity(std::size_t n, std::size_t granularity, char const* what);
+  void keep(SimRanges& ranges, void* p, std::size_t bytes);
   void depart(void* p, std::size_t bytes, Barrier barrier);
   void collect() noexcept;
 
@@ -210,7 +211,7 @@ void* SimMemory<Backing, Barrier>::try_reserve(std::size_t bytes) {
   }
   void* const p = backing_.try_map_memory(bytes, true);
   if (p != nullptr) {
-    device_.insert(p, bytes);
+    keep(device_, p, bytes);
     used_bytes_ += bytes;
   }
   return p;
@@ -238,7 +239,7 @@ void* SimMemory<Backing, Barrier>::try_allocate_pinned(std::size_t bytes) {
   }
   void* const p = backing_.try_map_memory(bytes, true);
   if (p != nullptr) {
-    pinned_.insert(p, bytes);
+    keep(pinned_, p, bytes);
     pinned_bytes_ += bytes;
   }
   return p;
@@ -307,7 +308,7 @@ template <class Backing, class Barrier>
 void* SimMemory<Backing, Barrier>::reserve_address(std::size_t bytes) {
   check_granularity(bytes, options_->granularity_bytes, "the size of an address range");
   void* const p = backing_.reserve_address(bytes);
-  addresses_.insert(p, bytes);
+  keep(addresses_, p, bytes);
   return p;
 }
 
@@ -399,6 +400,17 @@ std::size_t SimMemory<Backing, Barrier>::unmap(void* p, std::size_t bytes) noexc
   }
   backing_.unmap(p, bytes);
   return pieces;
+}
+
+/// Records a range that the backing has just mapped. @throws std::bad_alloc; it is unmapped then
+template <class Backing, class Barrier>
+void SimMemory<Backing, Barrier>::keep(SimRanges& ranges, void* p, std::size_t bytes) {
+  try {
+    ranges.insert(p, bytes);
+  } catch (...) {
+    backing_.unmap_memory(p, bytes);
+    throw;
+  }
 }
 
 template <class Backing, class Barrier>
