@@ -337,15 +337,13 @@ class HostSwapPool {
     return has_lost_bytes(ledger_.at(id));
   }
   /// Returns whether a write of the slot has lost bytes that no read has got since. If the owner
-  /// still has them, nothing is lost: `check()` does not report it when the slot is given back.
+  /// still has them, nothing is lost.
   ///
   /// @throws ContractViolation if `id` names no slot
   [[nodiscard]] bool has_lost_write(HostSlotId id) {
     std::scoped_lock const lock{mutex_};
-    detail::HostSlot& slot = ledger_.at(id);
-    bool const is_lost = slot.failure && !has_lost_bytes(slot);
-    slot.is_failure_told = slot.is_failure_told || is_lost;
-    return is_lost;
+    detail::HostSlot const& slot = ledger_.at(id);
+    return slot.failure && !has_lost_bytes(slot);
   }
 
   /// Does what `check(id)` does for slots that were given back before their last read ran, and for

@@ -364,6 +364,30 @@ TEST_SUITE("host_ledger") {
     CHECK(now.slot(heir).failure.has_value());
   }
 
+  TEST_CASE("HostLedger: a failed write of a slot that is given back is a loss if it may be read") {
+    for (bool const has_failed_before : {false, true}) {  // before the slot was given back
+      for (std::uint32_t const reads : {0U, 1U}) {
+        CAPTURE(has_failed_before);
+        CAPTURE(reads);
+        Bench now;
+        now.add(HostTier::file);
+        FileFailure const failure{.error = 5, .bytes = 9};
+        auto const id = now.ledger.try_take(1).value();
+        HostSlot& slot = now.slot(id);
+        slot.read_jobs = reads;
+        slot.write_jobs = has_failed_before ? 0 : 1;  // so that the record stays
+        if (has_failed_before) {
+          now.ledger.note_failure(slot, 0, failure);
+        }
+        CHECK(now.ledger.give_back(id, {}));
+        if (!has_failed_before) {
+          now.ledger.note_failure(slot, 0, failure);
+        }
+        CHECK(now.ledger.take_orphan_failure().has_value() == (reads != 0));
+      }
+    }
+  }
+
   TEST_CASE("HostLedger: a loss is that of the slot that has replaced the one that was read") {
     enum class Then { kept, overwritten, used_and_overwritten };
     for (Then const then : {Then::kept, Then::overwritten, Then::used_and_overwritten}) {

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <tuple>
@@ -354,34 +355,62 @@ TEST_SUITE("pager") {
     CHECK(bench.are_whole());
   }
 
-  TEST_CASE("LookAhead: a block is not clean if a file has not taken its copy ahead of need") {
-    constexpr std::size_t bytes = 256_KiB;  // enough for a direct transfer
-    TemporaryFolder folder;
-    FaultyFileIo const io = FaultyFileIo::reaching_device();
-    PagerBench<CopiedEarly>::Allocator::Options options{.capacity_bytes = 2 * bytes};
-    options.file_io = io;
-    options.host.file = folder.path().string();
-    options.host.file_bytes = 4_MiB;
-    support::SteppedBench<CopiedEarly> bench{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB},
-                                             options};
-    support::SteppedBench<CopiedEarly>::Buffer buffer{bench.allocator, bytes};
-    support::SteppedBench<CopiedEarly>::Buffer other{bench.allocator, bytes};
-    {
-      support::SteppedBench<CopiedEarly>::Buffer away{bench.allocator, 4_KiB};
-      bench.write(away, 3);
-      away.swap_out();
-      bench.write(buffer, 1);
-      io.plant({.write_error = EIO});
-      bench.write(other, 2);  // looks ahead, since a block is away
-    }
-    REQUIRE(bench.allocator.stats().evicted(spillway::EvictionReason::speculative).count == 1);
-    bench.device.run_all();
-    io.plant({});
+  /// Two blocks, of which one was copied ahead of need to a file that has not taken the copy.
+  struct EarlyBench : private TemporaryFolder, support::SteppedBench<CopiedEarly> {
+    static constexpr std::size_t bytes = 256_KiB;  // enough for a direct transfer
 
-    support::SteppedBench<CopiedEarly>::Buffer const next{bench.allocator, bytes};
-    CHECK(buffer.residency() != Residency::device);
-    bench.check(buffer, 1);
+    EarlyBench() : EarlyBench{FaultyFileIo::reaching_device()} {}
+    explicit EarlyBench(FaultyFileIo const& io)
+        : SteppedBench{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB},
+                       options(path(), io)} {
+      {
+        Buffer away{allocator, 4_KiB};
+        write(away, 3);
+        away.swap_out();
+        write(buffer, 1);
+        io.plant({.write_error = EIO});
+        write(other, 2);  // looks ahead, since a block is away
+      }
+      REQUIRE(allocator.stats().evicted(spillway::EvictionReason::speculative).count == 1);
+      device.run_all();
+      io.plant({});
+    }
+
+    static Allocator::Options options(std::filesystem::path const& folder, FaultyFileIo const& io) {
+      Allocator::Options options{.capacity_bytes = 2 * bytes};
+      options.file_io = io;
+      options.host.file = folder.string();
+      options.host.file_bytes = 4_MiB;
+      return options;
+    }
+
+    Buffer buffer{allocator, bytes};
+    Buffer other{allocator, bytes};
+  };
+
+  TEST_CASE("LookAhead: a block is not clean if a file has not taken its copy ahead of need") {
+    EarlyBench bench;
+    EarlyBench::Buffer const next{bench.allocator, EarlyBench::bytes};
+    CHECK(bench.buffer.residency() != Residency::device);
+    bench.check(bench.buffer, 1);
     bench.run();
     CHECK(bench.kernels.checks() == 1);
+  }
+
+  TEST_CASE("LookAhead: a copy ahead of need that a file has not taken is no loss") {
+    SUBCASE("the block is freed on the device") {
+      EarlyBench bench;
+      bench.buffer.reset();
+      bench.allocator.begin_step();
+    }
+    SUBCASE("the block is overwritten on the device") {
+      EarlyBench bench;
+      bench.write(bench.buffer, 4);
+      bench.buffer.swap_out();
+      bench.check(bench.buffer, 4);
+      bench.run();
+      CHECK(bench.kernels.checks() == 1);
+      bench.allocator.begin_step();
+    }
   }
 }

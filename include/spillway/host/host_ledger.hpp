@@ -367,7 +367,7 @@ class BasicHostLedger {
         return;
       }
       if (loser->heir == nullptr) {
-        orphan_failure_ = failure;
+        note_orphan_failure(failure, *loser);
         return;
       }
       version = loser->heir_version;
@@ -383,9 +383,8 @@ class BasicHostLedger {
     ++slot.version;
     if (was_used) {
       slot.used_versions = slot.version;
-      if (slot.failure && !slot.is_failure_told &&
-          (slot.failure->has_reached_owner() || slot.has_unfinished_reads())) {
-        orphan_failure_ = slot.failure;
+      if (slot.failure && !slot.is_failure_told) {
+        note_orphan_failure(*slot.failure, slot);
       }
     }
     slot.failure.reset();
@@ -465,6 +464,13 @@ class BasicHostLedger {
   }
 
  private:
+  /// Keeps a failure of a slot whose owner will not be told. A write that failed is no loss if
+  /// nobody has read the slot since: the owner still had the bytes, or did not need them any more.
+  void note_orphan_failure(FileFailure const& failure, HostSlot const& slot) noexcept {
+    if (failure.has_reached_owner() || slot.has_unfinished_reads()) {
+      orphan_failure_ = failure;
+    }
+  }
   /// Frees the memory of a slot that has some.
   void free_memory(HostSlot& slot, Fence const& last_use) noexcept;
 
@@ -563,7 +569,7 @@ inline bool BasicHostLedger<Lazy>::give_back(HostSlotId id, Fence const& last_us
   HostSlot* const slot = find(id);
   slot->is_given_back = true;
   if (slot->failure && !slot->is_failure_told) {
-    orphan_failure_ = slot->failure;
+    note_orphan_failure(*slot->failure, *slot);
   }
   forget_if_unused(*slot);
   return true;

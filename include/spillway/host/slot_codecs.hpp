@@ -400,7 +400,9 @@ class BasicSlotCodecs {
       ++failed_reads_;
       ledger_->note_failure(*job.slot,
                             job.slot_version,
-                            FileFailure{.bytes = job.bytes, .is_read = true, .is_encoding = true});
+                            FileFailure{.bytes = job.bytes,
+                                        .is_read = job.access == SlotAccess::read,
+                                        .is_encoding = true});
     }
     give_back(job);
   }

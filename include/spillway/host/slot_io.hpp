@@ -800,8 +800,10 @@ FileTierError SlotIo<FileIo>::error_of(FileFailure const& failure) const {
   if (failure.is_encoding) {
     return FileTierError{
         Text{"spillway: "} + failure.bytes +
-        " bytes of a host slot cannot be decoded: what is there is not what a codec "
-        "wrote. These swapped-out bytes are lost; all other slots are intact."};
+        (failure.is_read ? " bytes of a host slot cannot be decoded: what is there is not what a "
+                           "codec wrote"
+                         : " bytes of a host slot were not written: their codec has failed") +
+        ". These swapped-out bytes are lost; all other slots are intact."};
   }
   return FileTierError{Text{"spillway: "} + (failure.is_read ? "reading " : "writing ") +
                        failure.bytes + " bytes at offset " + failure.file_offset +
