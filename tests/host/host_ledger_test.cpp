@@ -359,6 +359,8 @@ TEST_SUITE("host_ledger") {
     now.ledger.disown(now.slot(second));
     CHECK_FALSE(now.ledger.take_orphan_failure().has_value());
     CHECK(now.ledger.bequeath(second, heir));
+    now.ledger.note_failure(now.slot(heir), 0, FileFailure{.error = 5, .bytes = 9});
+    CHECK_FALSE(now.ledger.take_orphan_failure().has_value());  // of a write, which nobody has read
     now.ledger.note_failure(now.slot(heir), 0, failure);
     CHECK(now.ledger.take_orphan_failure().has_value());
     CHECK(now.slot(heir).failure.has_value());

@@ -394,8 +394,8 @@ class BasicHostLedger {
   /// reported. Those that were not reported, and all later ones, are losses.
   void disown(HostSlot& slot) noexcept {
     slot.is_disowned = true;
-    if (slot.failure && !std::exchange(slot.is_failure_told, true)) {
-      orphan_failure_ = slot.failure;
+    if (slot.failure && !slot.is_failure_told) {
+      slot.is_failure_told = note_orphan_failure(*slot.failure, slot);
     }
   }
   /// Returns the last loss that was not reported to the owner of a slot.
@@ -466,10 +466,14 @@ class BasicHostLedger {
  private:
   /// Keeps a failure of a slot whose owner will not be told. A write that failed is no loss if
   /// nobody has read the slot since: the owner still had the bytes, or did not need them any more.
-  void note_orphan_failure(FileFailure const& failure, HostSlot const& slot) noexcept {
-    if (failure.has_reached_owner() || slot.has_unfinished_reads()) {
+  ///
+  /// @returns whether it is a loss
+  bool note_orphan_failure(FileFailure const& failure, HostSlot const& slot) noexcept {
+    bool const is_loss = failure.has_reached_owner() || slot.has_unfinished_reads();
+    if (is_loss) {
       orphan_failure_ = failure;
     }
+    return is_loss;
   }
   /// Frees the memory of a slot that has some.
   void free_memory(HostSlot& slot, Fence const& last_use) noexcept;
