@@ -64,6 +64,61 @@ assert np.array_equal(v.numpy(), expected)
 """)
 
 
+def test_a_compiled_function_leases_the_memory_that_another_thread_gives_its_variable(passes):
+    passes("""
+import threading
+v = tf.Variable(tf.zeros((64, 64)))
+values = [tf.random.stateless_normal((64, 64), (i, 2)) for i in range(8)]
+
+@tf.function(jit_compile=True)
+def inner(t):
+    return tf.reduce_sum(t * v)
+
+@tf.function
+def outer(t):
+    return tf.add_n([inner(t) for _ in range(16)])
+x = tf.ones((64, 64))
+outer(x)
+is_over = threading.Event()
+def repeat(work):
+    while not is_over.is_set():
+        work()
+works = [lambda: [v.assign(value) for value in values], spillway_tf.reclaim_inactive]
+threads = [threading.Thread(target=repeat, args=[work]) for work in works]
+for thread in threads:
+    thread.start()
+for _ in range(400):
+    outer(x)
+is_over.set()
+for thread in threads:
+    thread.join()
+""")
+
+
+def test_compiled_functions_in_one_graph_run_one_after_another_if_they_do_not_fit_together(passes):
+    passes("""
+tf.config.threading.set_inter_op_parallelism_threads(4)
+
+@tf.function(jit_compile=True)
+def inner(t):
+    made = []
+    for _ in range(6):
+        t = tf.tanh(t @ t + t)
+        made.append(t)
+    return made
+
+@tf.function
+def outer(t):
+    calls = [inner(t * float(i)) for i in range(4)]
+    return [tf.reduce_sum(made) for call in calls for made in call]
+x = tf.random.stateless_normal((512, 512), (1, 2)) * 0.04
+expected = [made.numpy() for made in outer(x)]
+spillway_tf.set_lms_limit(12 << 20)  # one call needs up to 8 MiB
+for _ in range(30):
+    assert [made.numpy() for made in outer(x)] == expected
+""")
+
+
 def test_what_a_compiled_function_makes_inside_of_another_one_counts(passes):
     passes("""
 @tf.function(jit_compile=True)

@@ -492,6 +492,19 @@ def test_what_a_saved_data_set_caches_does_not_count():
     assert spillway_tf.get_num_allocs() == before
 
 
+def test_what_operations_without_a_frame_make_inside_of_a_python_function_is_not_fixed(lms):
+    made = []
+
+    def make(x):
+        rows = tf.raw_ops.TensorListReserve(element_shape=[512, 512], num_elements=1, element_dtype=tf.float32)
+        made.append(tf.raw_ops.TensorListGetItem(input_handle=rows, index=0, element_shape=[512, 512], element_dtype=tf.float32))
+        return x
+    before = spillway_tf.get_bytes_fixed()
+    tf.py_function(make, [0.], tf.float32)
+    assert spillway_tf.get_bytes_fixed() == before
+    assert not lms.is_ours(made[0])  # as when it is made outside of any function
+
+
 def test_arrays_that_python_functions_keep(lms, evicted):
     seen = []
     x = random(512, 512)

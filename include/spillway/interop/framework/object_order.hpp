@@ -32,8 +32,8 @@ struct ObjectUse {
 /// Cost     a lock and a walk over the operations that run or wait now.
 class ObjectOrder {
  public:
-  /// The right of one operation to use its objects. It ends when this object is destroyed, which
-  /// the thread that made it has to do.
+  /// The right of one operation to use its objects. It ends when this object is destroyed, on any
+  /// thread.
   class Right {
    public:
     /// Waits until the right is granted. Does not wait for an operation without objects.

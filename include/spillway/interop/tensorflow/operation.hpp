@@ -137,19 +137,22 @@ enum class OperationKind : std::uint8_t {
   return OperationKind::touches;
 }
 
-/// Classifies a kernel. The call of a function that XLA has compiled is one operation, whose kernel
-/// reads the operands. The call of any other function only passes them on.
-[[nodiscard]] inline OperationKind kind_of(::tensorflow::OpKernel const& kernel) {
-  std::string_view const name = kernel.type_string_view();
-  OperationKind const kind = kind_of(name);
-  if (kind == OperationKind::passes && name.ends_with("PartitionedCall")) {
-    auto const& attributes = kernel.def().attr();
-    auto const compiled = attributes.find("_XlaMustCompile");
-    if (compiled != attributes.end() && compiled->second.b()) {
-      return OperationKind::touches;
-    }
+/// Whether a kernel is the call of a function that XLA has compiled. Such a call is one operation.
+/// Graphs run it as an asynchronous one, but it depends on no other operation, unless it contains
+/// collective ones.
+[[nodiscard]] inline bool is_compiled_call(::tensorflow::OpKernel const& kernel) {
+  if (!kernel.type_string_view().ends_with("PartitionedCall")) {
+    return false;
   }
-  return kind;
+  auto const& attributes = kernel.def().attr();
+  auto const compiled = attributes.find("_XlaMustCompile");
+  return compiled != attributes.end() && compiled->second.b();
+}
+
+/// Classifies a kernel. A compiled call reads the operands. The call of any other function only
+/// passes them on.
+[[nodiscard]] inline OperationKind kind_of(::tensorflow::OpKernel const& kernel) {
+  return is_compiled_call(kernel) ? OperationKind::touches : kind_of(kernel.type_string_view());
 }
 
 /// The operand that an operation of the kind `passes` reads, though it is only the shape of another

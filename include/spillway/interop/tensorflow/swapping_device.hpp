@@ -142,16 +142,24 @@ class SwappingDevice : public Base {
       Base::ComputeAsync(kernel, context, std::move(done));
       return;
     }
+    // In a graph, these use variables, and need memory, as synchronous operations do.
+    bool const is_compiled = is_compiled_call(*kernel);
+    auto const right = std::make_shared<std::optional<framework::ObjectOrder::Right>>();
+    if (is_compiled && Site::is_ready()) {
+      right->emplace(Site::leases().objects(), variables_of(*context, true));
+    }
     auto const operation =
-        std::make_shared<Operation<Site>>(*context, name, kind, is_program, false);
+        std::make_shared<Operation<Site>>(*context, name, kind, is_program, is_compiled);
     if (!operation->try_begin()) {
+      right->reset();
       done();
       return;
     }
     InFrame<Site> const inside{is_program ? &operation->frame() : nullptr};
-    Base::ComputeAsync(kernel, context, [operation, done = std::move(done)] {
+    Base::ComputeAsync(kernel, context, [operation, right, done = std::move(done)] {
       operation->finish();
       operation->end();
+      right->reset();
       // Operations that `done` starts on this thread are not part of this one.
       InFrame<Site> const outside{nullptr};
       done();
@@ -174,6 +182,8 @@ class SwappingDevice : public Base {
                    OperationKind kind,
                    bool is_program) {
     if (is_program && kind == OperationKind::passes) {
+      // What it allocates does not belong to an operation that this thread is inside of.
+      InFrame<Site> const outside{nullptr};
       Base::Compute(kernel, context);
       return true;
     }
