@@ -19,6 +19,9 @@ class LMSStatsLogger(tf.keras.callbacks.Callback):
     the whole run. Peaks and the largest allocation are those of the step: the callback resets them before each step,
     also for other readers.
 
+    If Keras runs several steps at once (`steps_per_execution`), a line is for all of these, under the number of the
+    last one.
+
     path   name of the file, which is overwritten
     start  number of the first step to log, from 0
     stop   number of the first step not to log any more; default: log all
@@ -30,6 +33,7 @@ class LMSStatsLogger(tf.keras.callbacks.Callback):
         self._file = self._rows = None
         self._step = 0
         self._epoch = 0
+        self._first_batch = 0
         self._began = 0.0
 
     def on_train_begin(self, logs=None):
@@ -48,16 +52,21 @@ class LMSStatsLogger(tf.keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if C.is_installed():
             C.reset_peaks()
+        self._first_batch = batch
         self._began = time.perf_counter()
 
     def on_train_batch_end(self, batch, logs=None):
         seconds = time.perf_counter() - self._began
-        if self._step >= self._start and (self._stop is None or self._step < self._stop):
+        steps = (self.params or {}).get("steps")  # of an epoch; None while that is not known
+        if steps:
+            batch = min(batch, steps - 1)  # Keras counts on where an epoch ends within several steps at once
+        last = self._step + batch - self._first_batch
+        if last >= self._start and (self._stop is None or self._step < self._stop):
             now = C.raw_stats() if C.is_installed() else {}
             loss = (logs or {}).get("loss", "")
-            self._rows.writerow([self._step, self._epoch, f"{seconds:.6f}", loss] + [now.get(c, 0) for c in COLUMNS])
+            self._rows.writerow([last, self._epoch, f"{seconds:.6f}", loss] + [now.get(c, 0) for c in COLUMNS])
             self._file.flush()
-        self._step += 1
+        self._step = last + 1
 
     def on_train_end(self, logs=None):
         self._close()

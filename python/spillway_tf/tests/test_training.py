@@ -49,6 +49,15 @@ def test_statistics_of_each_step_go_to_a_file(tmp_path):
     assert [row["step"] for row in csv.DictReader(some.open())] == ["2", "3"]
 
 
+def test_statistics_of_several_steps_that_run_at_once_are_one_line(tmp_path):
+    for steps_at_once, options, numbers in [(2, {}, [1, 3, 5, 7]), (3, {}, [2, 3, 6, 7]), (2, {"start": 3, "stop": 6}, [3, 5])]:
+        path = tmp_path / "lms.csv"
+        TRAINING.by_fit([spillway_tf.LMSStatsLogger(path, **options)], steps_at_once)
+        rows = list(csv.DictReader(path.open()))
+        assert [int(row["step"]) for row in rows] == numbers
+        assert [int(row["epoch"]) for row in rows] == [number // 4 for number in numbers]
+
+
 def test_a_training_step_that_is_one_operation_is_warned_of(tmp_path):
     logger = spillway_tf.LMSStatsLogger(tmp_path / "x.csv")
     logger.set_model(types.SimpleNamespace(jit_compile=True, run_eagerly=False))  # a real one conflicts with op determinism

@@ -95,9 +95,9 @@ class Training:
         losses = [float(step(tf.constant(self.images[b]), tf.constant(self.labels[b]))) for b in batches]
         return losses, [w.numpy() for w in model.weights]
 
-    def by_fit(self, callbacks=()):
+    def by_fit(self, callbacks=(), steps_at_once=1):
         model = self.make_model()
-        model.compile(optimizer="adam", loss=self.make_loss(), jit_compile=False)
+        model.compile(optimizer="adam", loss=self.make_loss(), jit_compile=False, steps_per_execution=steps_at_once)
         history = model.fit(self.images, self.labels, batch_size=self.batch, epochs=2, shuffle=False, verbose=0,
                             callbacks=list(callbacks))
         return history.history["loss"], [w.numpy() for w in model.weights]
