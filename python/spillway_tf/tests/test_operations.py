@@ -493,11 +493,11 @@ def test_what_a_saved_data_set_caches_does_not_count():
 
 
 def test_what_operations_without_a_frame_make_inside_of_a_python_function_is_not_fixed(lms):
-    made = []
+    made, kind = [], {"element_shape": [512, 512], "element_dtype": tf.float32}
 
     def make(x):
-        rows = tf.raw_ops.TensorListReserve(element_shape=[512, 512], num_elements=1, element_dtype=tf.float32)
-        made.append(tf.raw_ops.TensorListGetItem(input_handle=rows, index=0, element_shape=[512, 512], element_dtype=tf.float32))
+        rows = tf.raw_ops.TensorListReserve(num_elements=1, **kind)
+        made.append(tf.raw_ops.TensorListGetItem(input_handle=rows, index=0, **kind))
         return x
     before = spillway_tf.get_bytes_fixed()
     tf.py_function(make, [0.], tf.float32)
