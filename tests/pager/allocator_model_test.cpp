@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random programs against an allocator on a stepped device, with an oracle that knows what every
 // block must hold. Faults of the device are injected; nothing may be lost. Every second program
-// makes blocks again by recipes, and most have blocks with codecs. Every fifth program has a file
-// that fails: bytes may then be lost, but each loss that a kernel saw must be reported.
+// makes blocks again by recipes, and most have blocks with codecs. In half of the programs, calls
+// find no memory for their own lists now and then. Every fifth program has a file that fails: bytes
+// may then be lost, but each loss that a kernel saw must be reported.
 #include <spillway/device_allocator.hpp>
 #include <spillway/page_arena.hpp>
 #include <spillway/policy/codec/identity.hpp>
@@ -37,7 +38,9 @@
 #include <utility>
 #include <vector>
 
+#include <support/counted_allocations.hpp>
 #include <support/pattern.hpp>
+#include <support/short_memory_device.hpp>
 #include <support/stripes_on_host.hpp>
 
 namespace {
@@ -48,7 +51,7 @@ using spillway::BlockId;
 using spillway::testing::FaultyFileIo;
 
 struct Stepped : spillway::SimPolicies {
-  using device = spillway::testing::SteppedSimApi;
+  using device = support::ShortMemoryDevice<spillway::testing::SteppedSimApi>;
   using recompute = spillway::RecomputeIfCheaper;  // uses no real time, so seeds are repeatable
   using file_io = FaultyFileIo;
   using lock = spillway::NullLock;
@@ -76,8 +79,8 @@ struct Remapped : Stepped {
 struct Stable : Stepped {
   using arena = spillway::StableAddresses;
 };
-struct RemoteApi : spillway::testing::SteppedSimApi {
-  using spillway::testing::SteppedSimApi::BasicSimApi;
+struct RemoteApi : Stepped::device {
+  using Stepped::device::ShortMemoryDevice;
   [[maybe_unused]] static constexpr bool is_addressable = false;  // codecs work on what is staged
 };
 struct Remote : Stepped {
@@ -122,13 +125,19 @@ class Program {
       if (has_fault_) {
         device_.fail(fallible[draw(fallible.size())], 1 + draw(2));
       }
+      is_at_step_ = false;
+      bool is_short = false;
       try {
-        operate();
+        operate_with_little_memory();
       } catch (spillway::OutOfDeviceMemory const&) {
         ++out_of_memory;
         leases_.clear();  // as its message advises
       } catch (spillway::OutOfHostMemory const&) {
         ++out_of_memory;
+      } catch (std::bad_alloc const&) {
+        REQUIRE(has_short_memory_);
+        is_short = true;
+        ++shortages;
       } catch (spillway::DeviceError const&) {
         REQUIRE(has_fault_);
         ++faults;
@@ -136,6 +145,9 @@ class Program {
         find_lost();
       }
       disarm();
+      if (is_short) {
+        check_at_rest();
+      }
       if (draw(32) == 0) {
         plant_file_faults(operations - i < operations / 4);
         device_.run_random(random_());
@@ -149,6 +161,7 @@ class Program {
     leases_.clear();
     allocator_.set_capacity(capacity_bytes);
     capacity_in_force_ = capacity_bytes;
+    allocator_.set_first_host_tier(spillway::HostTier::pinned);
     run_out_of_memory();
     check_all_and_free();
     settle();
@@ -160,6 +173,7 @@ class Program {
   std::size_t out_of_memory = 0;
   std::size_t dropped_orphans = 0;
   std::size_t faults = 0;
+  std::size_t shortages = 0;         // operations that failed without memory for lists
   std::size_t losses = 0;            // blocks of which an acquire said that their bytes are lost
   std::size_t reported_at_step = 0;  // losses that `begin_step` reported
 
@@ -216,9 +230,10 @@ class Program {
   std::uint64_t draw(std::uint64_t below) { return random_() % below; }
   auto any_stream() { return streams_[draw(streams_.size())]; }
 
-  /// From here on no device call and no recipe of this operation fails.
+  /// From here on no device call, no recipe and no allocation of this operation fails.
   void disarm() {
     has_fault_ = false;
+    shortage_.reset();
     for (spillway::SimCall const call : fallible) {
       device_.fail(call, 0);
     }
@@ -287,8 +302,41 @@ class Program {
     }
   }
 
-  void operate() {
+  void operate_with_little_memory() {
     operands_.clear();
+    if (has_short_memory_ && draw(4) == 0) {
+      blocks_.reserve(blocks_.size() + 1);  // for what the operation notes here
+      leases_.reserve(leases_.size() + 1);
+      operands_.reserve(8);
+      std::uint64_t const more = draw(std::uint64_t{1} << draw(6));
+      shortage_.emplace(more, 1 + (draw(4) == 0 ? draw(5) : 0));
+    }
+    try {
+      operate();
+    } catch (...) {
+      shortage_.reset();
+      throw;
+    }
+  }
+
+  /// Checks what must hold between any two operations.
+  void check_at_rest() {
+    std::size_t unsettled = 0;
+    std::size_t leases = 0;
+    std::size_t resident = 0;
+    allocator_.for_each_block([&](BlockId, spillway::detail::BlockRecord const& block) {
+      if (block.is_in_transit() || block.state() == spillway::detail::BlockState::filling) {
+        ++unsettled;
+      }
+      leases += block.leases;
+      resident += block.is_resident() ? block.bytes : 0;
+    });
+    REQUIRE(unsettled == 0);
+    REQUIRE(leases == leases_.size());
+    REQUIRE(allocator_.stats().resident.bytes.current == resident);
+  }
+
+  void operate() {
     switch (draw(16)) {
     case 0:
     case 1:
@@ -332,6 +380,14 @@ class Program {
       case 8:
       case 9:
         return choose_codec();
+      case 10:
+        return allocator_.set_first_host_tier(draw(2) == 0 ? spillway::HostTier::pageable
+                                                           : spillway::HostTier::pinned);
+      case 11:
+        (void)allocator_.trim_host_sync();
+        return;
+      case 12:
+        return allocator_.order_after_all(any_stream());
       default:
         return;
       }
@@ -452,6 +508,7 @@ class Program {
         [this, contents, result](typename Device::stream_type stream,
                                  std::span<void const* const> addresses,
                                  void* address) {
+          support::AmpleMemory const ample;
           for (std::size_t i = 0; i < contents.size(); ++i) {
             void* const from = const_cast<void*>(addresses[i]);  // NOLINT: the kernel only reads
             kernels_.check(device_, stream, from, contents[i].bytes, contents[i].seed);
@@ -677,6 +734,8 @@ class Program {
   bool has_recipes_ = seed_ % 2 == 0;
   bool has_codecs_ = seed_ % 3 != 1;
   bool has_file_faults_ = seed_ % 5 == 4;
+  bool has_short_memory_ = seed_ / 2 % 2 == 0;
+  std::optional<support::ShortMemory> shortage_;
   std::size_t capacity_in_force_ = capacity_bytes;
   bool has_fault_ = false;  // a device call of this operation fails
 };
@@ -709,9 +768,9 @@ TEST_SUITE("allocator_model") {
                       << " swap-ins, " << stats.drops.count << " drops, " << stats.moves.count
                       << " moves, " << stats.recomputations.count << " recomputations, "
                       << program.dropped_orphans << " dropped orphans seen, " << program.faults
-                      << " faults, " << program.out_of_memory << " out of memory, "
-                      << program.losses << " blocks lost, " << program.reported_at_step
-                      << " losses reported by begin_step");
+                      << " faults, " << program.shortages << " shortages, " << program.out_of_memory
+                      << " out of memory, " << program.losses << " blocks lost, "
+                      << program.reported_at_step << " losses reported by begin_step");
       // The program must have done the things that this test is for.
       CHECK(program.kernels().checks() > operations_per_program() / 10);
       CHECK(stats.swap_outs.count > 0);
@@ -724,6 +783,7 @@ TEST_SUITE("allocator_model") {
       encoded_raw_bytes += host.encoded_raw_bytes;
       encoded_stored_bytes += host.encoded_stored_bytes;
       CHECK(program.faults > 0);
+      CHECK((program.shortages > 0) == (seed / 2 % 2 == 0));
       CHECK((program.losses > 0) == (seed % 5 == 4));
       if (seed % 5 != 4 || operations_per_program() >= most_operations) {  // a short one may not
         CHECK((program.reported_at_step > 0) == (seed % 5 == 4));
