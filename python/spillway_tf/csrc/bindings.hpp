@@ -56,9 +56,11 @@ struct Bindings {
     return *Site::state();
   }
 
-  /// Sets the limit, which can be lowered and raised again up to that of `install`.
+  /// Sets the limit, which can be lowered and raised again up to that of `install`, which 0 stands
+  /// for.
   static void set_limit(std::size_t limit) {
     auto& state = installed();
+    limit = limit == 0 ? state.most_bytes : limit;
     std::size_t const page_bytes = state.device.granularity_bytes();
     if (limit < page_bytes) {
       throw py::value_error{"the limit has to be at least one page, which is " +

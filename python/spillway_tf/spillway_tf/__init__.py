@@ -35,7 +35,6 @@ __all__ = [
 
 _lock = threading.RLock()
 _limit_before_install = 0
-_limit_of_install = 0
 _host_limit = 0
 _defragments = True
 
@@ -62,7 +61,7 @@ def install(limit=None, host_limit=None, file_tier=None, *, device=None, file_li
     Raises ValueError for an argument that is not as above, and RuntimeError if the module is installed already, if
     TensorFlow has made its devices, or if the device cannot be used.
     """
-    global _host_limit, _limit_of_install
+    global _host_limit
     limit, host_limit, file_limit, least_bytes = _numbers_of_bytes(
         "install", limit=limit, host_limit=host_limit, file_limit=file_limit, least_bytes=least_bytes)
     file_tier, file_limit = _file_tier(file_tier, file_limit)
@@ -79,7 +78,6 @@ def install(limit=None, host_limit=None, file_tier=None, *, device=None, file_li
         _shims.install()
         if _C.kind == "gpu":
             tf.config.list_logical_devices()  # makes the devices, or raises an error that says why not
-        _limit_of_install = _C.limit()
 
 
 def _kind_of(device):
@@ -151,7 +149,7 @@ def set_lms_limit(limit):
     limit = _bytes(limit, "set_lms_limit", "limit")
     with _lock:
         if _C.is_installed():
-            _C.set_limit(limit or _limit_of_install)
+            _C.set_limit(limit)
         else:
             _limit_before_install = limit
 

@@ -36,7 +36,6 @@ LEAST_BYTES = 8192
 
 _lock = threading.RLock()
 _limit_before_install = None
-_limit_of_install = 0
 _size_before_install = LEAST_BYTES
 
 
@@ -63,7 +62,6 @@ def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_li
     the device cannot be used, or if it is called too late for CUDA. Warns of large tensors that exist already, since
     these cannot be swapped out.
     """
-    global _limit_of_install
     least_bytes = _size_before_install if least_bytes is None else least_bytes
     limit, host_limit, file_limit, least_bytes, link = _numbers_of_bytes(
         "install", limit=limit, host_limit=host_limit, file_limit=file_limit, least_bytes=least_bytes,
@@ -81,7 +79,6 @@ def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_li
         _C.choose(module)
         _C.install(-1 if device.index is None else device.index, limit or _limit_before_install or 0, host_limit, file_tier,
                    file_limit, least_bytes, link)
-        _limit_of_install = _C.limit()
         _C.enable(False)
         _shims.install()
         watch_optimizers()
@@ -156,7 +153,7 @@ def set_limit_lms(limit):
     limit = _bytes(limit, "set_limit_lms", "limit")
     with _lock:
         if _C.is_installed():
-            _C.set_limit(limit or _limit_of_install)
+            _C.set_limit(limit)
         else:
             _limit_before_install = limit
 

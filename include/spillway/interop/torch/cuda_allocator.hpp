@@ -242,7 +242,7 @@ class CudaTensorAllocator final
         fraction);
     auto const wanted =
         static_cast<std::size_t>(fraction * static_cast<double>(Site::total_bytes()));
-    Site::set_limit(std::min<std::size_t>(wanted, Site::most_bytes()));
+    Site::set_limit(std::clamp<std::size_t>(wanted, 1, Site::most_bytes()));
   }
   [[nodiscard]] std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize>
   getExpandableSegmentSizes(DeviceIndex device) override {

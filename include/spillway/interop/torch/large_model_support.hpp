@@ -114,8 +114,8 @@ class LargeModelSupport {
 
   /// The most bytes that tensors may take up on the device.
   [[nodiscard]] static std::size_t limit() { return installed().limit(); }
-  /// Lowers the limit, or raises it up to that of `install`. Tensors that are not in use are moved
-  /// or swapped out if they stand in the way.
+  /// Lowers the limit, or raises it up to that of `install`, which 0 stands for. Tensors that are
+  /// not in use are moved or swapped out if they stand in the way.
   static void set_limit(std::size_t bytes) {
     with_errors_of_torch([&] { installed().set_limit(bytes); });
   }

@@ -120,8 +120,10 @@ struct SiteState {
 
   [[nodiscard]] std::size_t limit() const { return memory.stats().capacity_bytes; }
 
-  /// Sets the limit, which can be lowered and raised again up to that of `install`.
+  /// Sets the limit, which can be lowered and raised again up to that of `install`, which 0 stands
+  /// for.
   void set_limit(std::size_t limit) {
+    limit = limit == 0 ? most_bytes : limit;
     TORCH_CHECK(limit <= most_bytes,
                 "the limit can be raised to ",
                 most_bytes,
