@@ -256,7 +256,7 @@ TEST_SUITE("swappable_tensor") {
     } catch (ContractViolation const& error) {
       what = error.what();
     }
-    CHECK(what.ends_with("from_host_sync: the tensor has 4 elements, the host span has 6"));
+    CHECK(what.ends_with("from_host_sync: the host span has 6 elements, the tensor has 4"));
     CHECK(bench.allocator.stats().allocated.blocks.current == 1);
     CHECK(read(tensor, bench) == values);
   }

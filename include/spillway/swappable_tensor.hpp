@@ -305,8 +305,8 @@ class SwappableTensor {
                       CallSite site,
                       char const* function = __builtin_FUNCTION()) const {
     if (elements != size()) {
-      throw ContractViolation{detail::head_of_error(site, function) + "the tensor has " + size() +
-                              " elements, the host span has " + elements};
+      throw ContractViolation{detail::head_of_error(site, function) + "the host span has " +
+                              elements + " elements, the tensor has " + size()};
     }
   }
   static std::size_t bytes_of(Extents<Rank> const& extents, CallSite site) {
