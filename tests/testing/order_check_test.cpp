@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/testing/device_contracts.hpp>
+#include <spillway/testing/order_check.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -182,6 +185,27 @@ TEST_SUITE("sim_order_check") {
                       detail::describe_range(t.memory + 50, 10) +
                       " and is not ordered after the write of " +
                       detail::describe_range(t.memory, 100) + " by operation 1 of stream number 1");
+  }
+
+  TEST_CASE("OrderCheck: work on no bytes needs no order, wherever it is") {
+    std::array<std::byte, 512> memory{};
+    std::byte* const p = memory.data();
+    testing::OrderCheck check;
+    check.enqueue(1, "fill", {p, 100, true});
+    CHECK_NOTHROW(check.enqueue(2, "fill", {p + 50, 0, true}));
+    CHECK_NOTHROW(check.enqueue(2, "copy", {p + 50, 0, false}, {p + 200, 0, true}));
+
+    std::array const copies{detail::SimCopy{.to = p + 100, .from = p, .bytes = 100},
+                            detail::SimCopy{.to = p + 150, .from = p + 50, .bytes = 0}};
+    CHECK_NOTHROW(check.enqueue_batch(1, copies));
+  }
+
+  TEST_CASE("OrderCheck: a race with the stream of number 0 is found, too") {
+    std::array<std::byte, 100> memory{};
+    testing::OrderCheck check;
+    check.enqueue(0, "fill", {memory.data(), 100, true});
+    CHECK_THROWS_AS(check.enqueue(1, "fill", {memory.data(), 100, true}), ContractViolation);
+    CHECK_NOTHROW(check.enqueue(0, "fill", {memory.data(), 100, true}));
   }
 
   TEST_CASE("SteppedSimApi: exactly the unordered work is refused") {

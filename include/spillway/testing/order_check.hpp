@@ -56,7 +56,7 @@ class OrderCheck {
   ///         operation is then not noted
   void enqueue(std::uint64_t stream, char const* what, MemoryUse first = {}, MemoryUse second = {});
 
-  /// Notes copies on `stream` that may run in any order.
+  /// Notes copies on `stream` that may run in any order. Empty copies are ignored.
   ///
   /// @throws ContractViolation as `enqueue`, and if one of the copies writes what another one uses;
   ///         those before the one at fault have been noted then
@@ -83,13 +83,13 @@ class OrderCheck {
   };
   struct History {
     std::uintptr_t end = 0;
-    Moment write;               // stream 0 with count 0, if it was never written
+    Moment write;               // at time 0, if it was never written
     std::vector<Moment> reads;  // since that write, at most one for each stream
   };
   using Histories = std::map<std::uintptr_t, History>;
 
   [[nodiscard]] static bool has_seen(OrderClock const& clock, Moment moment) noexcept {
-    return moment.stream == 0 ||
+    return moment.time == 0 ||
            (moment.stream < clock.size() && clock[moment.stream] >= moment.time);
   }
   void check(OrderClock const& clock, std::uint64_t stream, char const* what, MemoryUse const& use);
@@ -118,8 +118,10 @@ inline void OrderCheck::enqueue_batch(std::uint64_t stream,
   std::vector<MemoryUse> uses;
   uses.reserve(2 * copies.size());
   for (detail::SimCopy const& c : copies) {
-    uses.push_back({c.from, c.bytes, false});
-    uses.push_back({c.to, c.bytes, true});
+    if (c.bytes != 0) {
+      uses.push_back({c.from, c.bytes, false});
+      uses.push_back({c.to, c.bytes, true});
+    }
   }
   std::sort(uses.begin(), uses.end(), [](MemoryUse const& a, MemoryUse const& b) {
     return detail::address_of(a.p) < detail::address_of(b.p);
@@ -148,6 +150,9 @@ inline void OrderCheck::check(OrderClock const& clock,
                               std::uint64_t stream,
                               char const* what,
                               MemoryUse const& use) {
+  if (use.bytes == 0) {
+    return;
+  }
   std::uintptr_t const begin = detail::address_of(use.p);
   auto it = histories_.upper_bound(begin);
   if (it != histories_.begin() && std::prev(it)->second.end > begin) {
