@@ -341,6 +341,27 @@ TEST_SUITE("plan") {
     CHECK(total < total_if_not_told);
   }
 
+  // Each of the large absences can be exchanged for the small ones at all moments but the last.
+  // Unless the number of small ones that are chosen for nothing is bounded, this takes minutes.
+  TEST_CASE("AbsenceCover: takes about twice as long for twice as many absences") {
+    constexpr std::uint32_t n = 20'000;
+    constexpr std::int64_t large = std::int64_t{1} << 40U;
+    Problem problem;
+    for (std::uint32_t i = 0; i < n; ++i) {
+      problem.absences.push_back({{0, n}, large, i});
+    }
+    for (std::uint32_t i = 0; i < n; ++i) {
+      problem.absences.push_back({{i, i}, 1000 + i, n + i});
+      problem.excess.push_back((n - 1) * large + 1000 + i);
+    }
+    problem.excess.push_back(n * large);
+    problem.absences.push_back({{n + 1, n + 1}, n / 2 * large, 2 * n});  // far above the bound
+    problem.excess.push_back(1);
+    Answer const answer = solve(problem);
+    CHECK(answer.is_covered);
+    CHECK(answer.bytes == n * large + n / 2 * large);
+  }
+
   TEST_CASE("AbsenceCover: with a limit on bytes it gives up only if no choice is within it") {
     std::uint64_t const seed = 314159;
     INFO("seed ", seed);

@@ -389,6 +389,7 @@ class BasicAbsenceCover {
   static constexpr std::size_t most_tries = 256;
   static constexpr std::size_t most_tries_in_all = std::size_t{1} << 21U;
   static constexpr std::size_t most_fill_tries = 32;  // for each absence there is
+  static constexpr std::size_t most_fills = 32;       // likewise
   static constexpr std::int64_t good_enough = 1024;   // stop at the bound plus one part in so many
   static constexpr std::uint64_t price_ranges = 8;
 
@@ -550,11 +551,12 @@ class BasicAbsenceCover {
     auto const& order = absences.by_price();
     added_.reserve(absences.size());
     std::size_t tries_left = most_fill_tries * absences.size();
-    for (std::size_t i = order.size(); i-- != 0 && tries_left != 0;) {
+    std::size_t fills_left = most_fills * absences.size();
+    for (std::size_t i = order.size(); i-- != 0 && tries_left != 0 && fills_left != 0;) {
       if (absences[order[i]].is_chosen && absences[order[i]].price() != 0) {
         --tries_left;
         absences.toggle(order[i]);
-        if (!fill_in_for(absences, order[i], tries_left)) {
+        if (!fill_in_for(absences, order[i], tries_left, fills_left)) {
           for (std::uint32_t const absence : added_) {
             absences.toggle(absence);
           }
@@ -565,8 +567,13 @@ class BasicAbsenceCover {
   }
 
   /// Chooses absences that cost less than `left_out` until they do in its place: from left to right
-  /// the smallest that suffices at a moment, else the largest. @returns false if it cannot be done
-  bool fill_in_for(AbsenceSet& absences, std::uint32_t left_out, std::size_t& tries_left) {
+  /// the smallest that suffices at a moment, else the largest. Those that it chooses are counted
+  /// apart from the tries, since one that suits at first sight takes no try. @returns false if it
+  /// cannot be done
+  bool fill_in_for(AbsenceSet& absences,
+                   std::uint32_t left_out,
+                   std::size_t& tries_left,
+                   std::size_t& fills_left) {
     added_.clear();
     std::uint64_t most_price = absences[left_out].price() - 1;
     for (;;) {
@@ -580,9 +587,10 @@ class BasicAbsenceCover {
       if (added == SlackTree::nowhere) {
         added = find_largest(absences, missing - 1, most_price, tries_left, helps);
       }
-      if (added == SlackTree::nowhere) {
+      if (added == SlackTree::nowhere || fills_left == 0) {
         return false;
       }
+      --fills_left;
       absences.toggle(added);
       added_.push_back(added);
       most_price -= absences[added].price();
