@@ -34,6 +34,13 @@ TEST_SUITE("sliding_compaction") {
     CHECK(result.moved <= result.least + result.least / 50);
   }
 
+  TEST_CASE("SlidingCompaction: an arena without memory has no plan, and no search without end") {
+    SlidingCompaction policy;
+    CHECK_FALSE(policy.plan(spillway::Layout{}, 1, 100));
+    auto const nothing = policy.plan(spillway::Layout{}, 0, 100);
+    CHECK((!nothing || nothing->cost == 0));
+  }
+
   TEST_CASE("SlidingCompaction: finds a plan within its budget or none") {
     SlidingCompaction compaction;
     CHECK_FALSE(compaction.plan(exchangeable.view(), 4, 2));

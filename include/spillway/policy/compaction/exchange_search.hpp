@@ -63,7 +63,8 @@ class BasicExchangeSearch {
   void search(std::uint32_t count, std::uint64_t bound, Use use) {
     list_gaps();
     looks_ = limits_.looks;
-    for (double cost = 0.5 * count; cost < static_cast<double>(bound) && looks_ > 0; cost *= 1.4) {
+    double const least = 0.5 * std::max<std::uint32_t>(count, 1);  // more than 0, so that it grows
+    for (double cost = least; cost < static_cast<double>(bound) && looks_ > 0; cost *= 1.4) {
       for (BlockSpan const& span : spans_of_at_most(static_cast<std::uint64_t>(cost), count)) {
         if (auto plan = try_span(span, count, bound)) {
           bound = use(std::move(*plan));
