@@ -12,7 +12,7 @@
 ///
 /// TEST_CASE_TEMPLATE_INVOKE(fit_policy_contract, MyFit);
 /// TEST_CASE_TEMPLATE_INVOKE(compaction_policy_contract, MyCompaction);
-/// TEST_CASE_TEMPLATE_INVOKE(eviction_policy_contract, MyEviction);
+/// TEST_CASE_TEMPLATE_INVOKE(eviction_policy_contract, MyEviction);  // speculative or not
 /// TEST_CASE_TEMPLATE_INVOKE(prefetch_policy_contract, MyPrefetch);
 /// TEST_CASE_TEMPLATE_INVOKE(recompute_policy_contract, MyRecompute);
 /// TEST_CASE_TEMPLATE_INVOKE(arena_contract, MyArena<spillway::SimApi>);
@@ -90,6 +90,8 @@ class CheckedFit {
   void resize(std::uint32_t node, std::uint32_t count) {
     sizes_[node] = count;
     policy_.resize(table_, node, next_first_, count);
+    REQUIRE(table_[node].first == next_first_);
+    REQUIRE(table_[node].count == count);
     next_first_ += 16;
   }
 
@@ -121,6 +123,22 @@ class CheckedFit {
   std::map<std::uint32_t, std::uint32_t> sizes_;
   std::uint32_t next_first_ = 0;
 };
+
+/// Checks that every range is visited once, and none that is more than 1/8 larger than one before.
+template <FitPolicy Policy>
+void check_large(CheckedFit<Policy> const& index) {
+  std::vector<std::uint32_t> const nodes = index.large(index.sizes().size() + 1);
+  REQUIRE(nodes.size() == index.sizes().size());
+  std::set<std::uint32_t> visited;
+  std::uint32_t least = std::numeric_limits<std::uint32_t>::max();
+  for (std::uint32_t const node : nodes) {
+    REQUIRE(index.sizes().count(node) == 1);
+    REQUIRE(visited.insert(node).second);
+    std::uint32_t const size = index.sizes().at(node);
+    least = std::min(least, size);
+    REQUIRE(size - least <= least / 8);
+  }
+}
 
 /// Inserts, erases and resizes up to `most_ranges` ranges at random, and checks what is found.
 template <FitPolicy Policy>
@@ -155,6 +173,9 @@ void play_fit(std::size_t taken_ranges, std::size_t most_ranges, std::uint64_t s
       most = std::max(most, size);
     }
     REQUIRE(index.largest() == most);
+    if (op % 16 == 0) {
+      check_large(index);
+    }
     std::uint32_t const wanted = any_size();
     for (std::uint32_t const count : {wanted, most, most - most / 300}) {
       if (count == 0) {
@@ -217,9 +238,10 @@ inline void check_plan(Layout const& layout, LayoutPlan const& plan, std::uint32
   }
   std::uint64_t cost = 0;
   for (auto const [block, to] : plan.moves) {
+    REQUIRE(block < layout.blocks.size());
     std::uint32_t const size = layout.blocks[block].count;
     REQUIRE_FALSE(layout.blocks[block].is_fixed);
-    REQUIRE(to + size <= layout.end);
+    REQUIRE(std::uint64_t{to} + size <= layout.end);
     std::fill_n(owner.begin() + at[block], size, nobody);
     for (std::uint32_t granule = to; granule < to + size; ++granule) {
       REQUIRE(owner[granule] == nobody);
@@ -230,7 +252,7 @@ inline void check_plan(Layout const& layout, LayoutPlan const& plan, std::uint32
   }
   REQUIRE(cost == plan.cost);
   REQUIRE(plan.count >= count);
-  REQUIRE(plan.first + plan.count <= layout.end);
+  REQUIRE(std::uint64_t{plan.first} + plan.count <= layout.end);
   for (std::uint32_t granule = plan.first; granule < plan.first + plan.count; ++granule) {
     REQUIRE(owner[granule] == nobody);
   }
@@ -264,6 +286,35 @@ std::vector<BlockId> drain(P& policy, Inspect inspect) {
   }
   return victims;
 }
+
+/// A schedule that predicts, and an eviction policy that was told all of it: a step uses the blocks
+/// there and back, and half of them fit. All blocks have 64 bytes and are resident.
+template <EvictionPolicy P>
+struct PredictedEviction {
+  explicit PredictedEviction(std::uint32_t blocks) {
+    for (std::uint32_t i = 0; i < blocks; ++i) {
+      schedule.on_create(block(i), 64);
+      policy.on_insert(block(i), 64, {});
+    }
+    for (int step = 0; step < 4; ++step) {
+      schedule.begin_step();
+      policy.on_step(schedule, blocks / 2 * 64);
+      for (std::uint32_t i = 0; i < blocks; ++i) {
+        use(i);
+      }
+      for (std::uint32_t i = step == 3 ? 0 : blocks; i-- != 0;) {
+        use(i);
+      }
+    }
+  }
+  void use(std::uint32_t index) {
+    policy.on_access(block(index), schedule.on_access(block(index), Access::read));
+    schedule.on_release(block(index));
+  }
+
+  P policy;
+  AccessSchedule schedule;
+};
 
 /// A schedule and a prefetch policy, over blocks of 64 bytes that are named by their indices.
 template <PrefetchPolicy P>
@@ -334,6 +385,27 @@ codec_input(std::size_t bytes, double zeros, std::uint32_t seed) {
   return made;
 }
 
+/// Memory for a codec to decode into, between bytes that must not change.
+class GuardedBytes {
+ public:
+  explicit GuardedBytes(std::size_t bytes) : memory_(bytes + 2 * around, guard) {}
+
+  [[nodiscard]] std::span<std::byte> bytes() {
+    return std::span{memory_}.subspan(around, memory_.size() - 2 * around);
+  }
+  [[nodiscard]] bool is_whole() const {
+    auto const is_guard = [](std::byte byte) { return byte == guard; };
+    return std::all_of(memory_.begin(), memory_.begin() + around, is_guard) &&
+           std::all_of(memory_.end() - around, memory_.end(), is_guard);
+  }
+
+ private:
+  static constexpr std::byte guard{0xA5};
+  static constexpr std::ptrdiff_t around = 64;
+
+  std::vector<std::byte> memory_;
+};
+
 /// Encodes into a buffer for the worst case, and checks that the bytes behind it do not change.
 template <Codec C>
 [[nodiscard]] std::vector<std::byte> encode_checked(C& codec, std::span<std::byte const> from) {
@@ -391,15 +463,7 @@ TEST_CASE_TEMPLATE_DEFINE("FitPolicy: ", P, fit_policy_contract) {
     for (int i = 0; i < 3000; ++i) {
       index.insert(static_cast<std::uint32_t>(1 + random() % (1U << (4 + i % 20))));
     }
-    std::vector<std::uint32_t> const nodes = index.large(index.sizes().size() + 1);
-
-    CHECK(std::set<std::uint32_t>(nodes.begin(), nodes.end()).size() == nodes.size());
-    REQUIRE(nodes.size() == index.sizes().size());
-    std::uint32_t least = index.sizes().at(nodes.front());
-    for (std::uint32_t const node : nodes) {
-      least = std::min(least, index.sizes().at(node));
-      REQUIRE(index.sizes().at(node) - least <= least / 8);
-    }
+    check_large(index);
   }
   SUBCASE("no more ranges are visited than are wanted") {
     CheckedFit<P> index{10'000};
@@ -426,11 +490,12 @@ TEST_CASE_TEMPLATE_DEFINE("CompactionPolicy: ", P, compaction_policy_contract) {
   for (int i = 0; i < 600; ++i) {
     CAPTURE(i);
     OwnedLayout const layout = random_layout(random, random() % 40, 60, 20, 12);
+    auto const any_cost = std::numeric_limits<std::uint64_t>::max();
+    REQUIRE_FALSE(policy.plan(layout.view(), layout.room() + 1, any_cost));
     if (layout.room() == 0) {
       continue;
     }
     auto const count = static_cast<std::uint32_t>(1 + random() % layout.room());
-    auto const any_cost = std::numeric_limits<std::uint64_t>::max();
     auto const plan = policy.plan(layout.view(), count, any_cost);
     if (!plan) {
       continue;
@@ -512,6 +577,51 @@ TEST_CASE_TEMPLATE_DEFINE("EvictionPolicy: ", P, eviction_policy_contract) {
     P moved{std::move(policy)};
     CHECK(drain(moved, anyone) == drain(same, anyone));
   }
+  SUBCASE("while a schedule predicts, the same holds") {
+    for (std::uint32_t const blocks : {1U, 8U, 40U}) {
+      CAPTURE(blocks);
+      PredictedEviction<P> rig{blocks};
+      PredictedEviction<P> other{blocks};
+      REQUIRE(rig.schedule.is_predicting());
+      for (std::uint32_t i = 0; i < blocks; ++i) {
+        REQUIRE(rig.policy.victim(1, only({block(i)})) == block(i));
+      }
+      REQUIRE(rig.policy.victim(1, only({})) == std::nullopt);
+      REQUIRE(rig.policy.victim(1, anyone) == rig.policy.victim(1, anyone));
+
+      std::vector<BlockId> victims = drain(rig.policy, anyone);
+      REQUIRE(victims == drain(other.policy, anyone));
+      std::sort(victims.begin(), victims.end());
+      REQUIRE(std::adjacent_find(victims.begin(), victims.end()) == victims.end());
+      REQUIRE(victims.size() == blocks);
+      REQUIRE(std::all_of(victims.begin(), victims.end(), [&](BlockId id) {
+        return generation_of(id) == 1 && index_of_block(id) < blocks;
+      }));
+    }
+  }
+  if constexpr (SpeculativeEvictionPolicy<P>) {
+    auto const clean = [](BlockId) noexcept -> std::optional<EvictionCandidate> {
+      return EvictionCandidate{64, true, true};
+    };
+    SUBCASE("before anything is predicted, no block leaves early") {
+      REQUIRE(policy.early_victim(anyone) == std::nullopt);
+    }
+    SUBCASE("of blocks that will leave, only tracked ones that can leave now are named") {
+      for (std::uint32_t i = 0; i < 40; ++i) {
+        CAPTURE(i);
+        PredictedEviction<P> rig{40};
+        rig.policy.on_erase(block(39 - i));
+        for (int tries = 0; tries < 40; ++tries) {
+          auto const is_right = [&](std::optional<BlockId> id) { return !id || id == block(i); };
+          REQUIRE(is_right(rig.policy.early_victim(only({block(i), block(39 - i)}))));
+          REQUIRE(is_right(rig.policy.leaving_victim(only({block(i), block(39 - i)}))));
+        }
+        REQUIRE(rig.policy.leaving_victim(only({})) == std::nullopt);
+        REQUIRE(rig.policy.early_victim(only({})) == std::nullopt);
+        REQUIRE(rig.policy.early_victim(clean) == std::nullopt);
+      }
+    }
+  }
 }
 
 TEST_CASE_TEMPLATE_DEFINE("RecomputePolicy: ", P, recompute_policy_contract) {
@@ -585,7 +695,12 @@ TEST_CASE_TEMPLATE_DEFINE("Arena: ", A, arena_contract) {
   A& arena = rig.arena;
   SUBCASE("ranges do not overlap, and all that was taken can be taken again") {
     std::mt19937_64 random{61};
-    std::map<std::byte*, Placement> taken;
+    struct Taken {
+      Placement placement;
+      BlockId owner;
+      std::size_t bytes;
+    };
+    std::map<std::byte*, Taken> taken;
     std::size_t refused = 0;
     for (std::uint64_t i = 1; i <= 2000; ++i) {
       if (taken.empty() || random() % 5 < 3) {
@@ -598,12 +713,13 @@ TEST_CASE_TEMPLATE_DEFINE("Arena: ", A, arena_contract) {
         if (placement) {
           REQUIRE(arena.address(placement->range) == placement->address);
           REQUIRE(arena.free_bytes() + arena.rounded_bytes(bytes) == before);
-          taken[placement->address] = *placement;
+          REQUIRE(arena.rounded_bytes(bytes) >= bytes);
+          taken[placement->address] = {*placement, BlockId{i}, arena.rounded_bytes(bytes)};
         }
       } else {
         auto const one =
             std::next(taken.begin(), static_cast<std::ptrdiff_t>(random() % taken.size()));
-        arena.give_back(one->second.range, {});
+        arena.give_back(one->second.placement.range, {});
         taken.erase(one);
       }
       REQUIRE(arena.free_bytes() <= arena.reserved_bytes());
@@ -611,21 +727,25 @@ TEST_CASE_TEMPLATE_DEFINE("Arena: ", A, arena_contract) {
       REQUIRE(arena.reserved_bytes() <= arena.capacity_bytes());
     }
     CHECK(refused > 50);
-    std::map<std::byte*, std::size_t> views;
+    std::size_t views = 0;
     arena.for_each_range([&](RangeView const& range) {
       if (range.state == RangeState::taken) {
-        views[range.address] = range.size_bytes;
+        ++views;
+        auto const one = taken.find(range.address);
+        REQUIRE(one != taken.end());
+        REQUIRE(range.size_bytes == one->second.bytes);
+        REQUIRE(range.owner == one->second.owner);
+        REQUIRE(range.range == one->second.placement.range);
       }
     });
-    CHECK(views.size() == taken.size());
+    CHECK(views == taken.size());
     std::byte* end = nullptr;
-    for (auto const& [address, bytes] : views) {
+    for (auto const& [address, one] : taken) {
       REQUIRE(address >= end);
-      REQUIRE(taken.count(address) == 1);
-      end = address + bytes;
+      end = address + one.bytes;
     }
-    for (auto const& [address, placement] : taken) {
-      arena.give_back(placement.range, {});
+    for (auto const& [address, one] : taken) {
+      arena.give_back(one.placement.range, {});
     }
     CHECK(arena.free_bytes() == arena.reserved_bytes());
     CHECK(arena.largest_free_bytes() == arena.capacity_bytes());
@@ -709,14 +829,15 @@ TEST_CASE_TEMPLATE_DEFINE("Codec: ", C, codec_contract) {
   SUBCASE("a wrong length is found, whichever it is") {
     Bytes const from = testing::codec_input(1000, 0.5, 3);
     Bytes encoded = testing::encode_checked(codec, from);
-    Bytes to(from.size());
+    testing::GuardedBytes to{from.size()};
     for (std::size_t length = 0; length < encoded.size(); ++length) {
       // A buffer of its own, so that a sanitizer notices reads behind its end.
       Bytes const part(encoded.begin(), encoded.begin() + static_cast<std::ptrdiff_t>(length));
-      REQUIRE_FALSE(codec.decode(part, to));
+      REQUIRE_FALSE(codec.decode(part, to.bytes()));
     }
     encoded.push_back(std::byte{1});
-    CHECK_FALSE(codec.decode(encoded, to));
+    CHECK_FALSE(codec.decode(encoded, to.bytes()));
+    CHECK(to.is_whole());
   }
 
   SUBCASE("whatever the bytes are, nothing is touched outside the spans") {
@@ -726,8 +847,9 @@ TEST_CASE_TEMPLATE_DEFINE("Codec: ", C, codec_contract) {
       for (int i = 0; i < 8; ++i) {
         encoded[random() % encoded.size()] = static_cast<std::byte>(random());
       }
-      Bytes to(1000);
-      static_cast<void>(codec.decode(encoded, to));
+      testing::GuardedBytes to{1000};
+      static_cast<void>(codec.decode(encoded, to.bytes()));
+      REQUIRE(to.is_whole());
     }
   }
 }
