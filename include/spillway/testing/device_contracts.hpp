@@ -239,6 +239,31 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceApi: copies, ", D, device_copy_contract) {
       check(1, n, [](std::size_t i) { return pattern(i + 4); });
     }
   }
+  SUBCASE("a copy writes its range and nothing beside it") {
+    auto const zero = [](std::size_t) { return 0; };
+    for (std::size_t const n : {1U, 2U, 7U, 15U, 33U, 255U, 4097U}) {
+      CAPTURE(n);
+      device.fill(memory, 0, 2 * bytes, stream);
+      device.copy(memory + 300, source + 301, n, CopyKind::to_device, stream);
+      device.copy(memory + bytes + 5, memory + 300, n, CopyKind::on_device, stream);
+      for (unsigned char* const copied : {memory, memory + bytes - 295}) {
+        device.copy(target, copied, bytes - 5, CopyKind::to_host, stream);
+        device.synchronize(stream);
+        check(0, 300, zero);
+        check(300, n, [](std::size_t i) { return pattern(i + 1); });
+        check(300 + n, bytes - 5 - 300 - n, zero);
+      }
+      device.fill(memory, 0, n, stream);
+      if constexpr (ByteHoldingApi<D>) {
+        std::fill_n(target, bytes, static_cast<unsigned char>(0x77));
+      }
+      device.copy(target + 301, memory, n, CopyKind::to_host, stream);
+      device.synchronize(stream);
+      check(0, 301, [](std::size_t) { return 0x77; });
+      check(301, n, zero);
+      check(301 + n, bytes - 301 - n, [](std::size_t) { return 0x77; });
+    }
+  }
   SUBCASE("a copy inside the device moves bytes, and ranges may touch") {
     device.copy(memory, source, bytes, CopyKind::to_device, stream);
     device.copy(memory + bytes, memory, bytes, CopyKind::on_device, stream);
@@ -572,6 +597,17 @@ TEST_CASE_TEMPLATE_DEFINE("VirtualMemoryApi: ", D, virtual_memory_contract) {
     device.fill(base + piece, 1, 2 * piece, stream);
     CHECK(reads(base + piece + piece / 2, 1));
     device.unmap(base + piece, 2 * piece);
+  }
+  SUBCASE("several pieces are mapped in the order in which they are named") {
+    std::array const both{*second, *first};
+    REQUIRE(device.try_map(base, piece, both));
+    device.fill(base, 1, piece, stream);
+    device.fill(base + piece, 2, piece, stream);
+    device.synchronize(stream);
+    device.unmap(base, 2 * piece);
+    REQUIRE(device.try_map(base + 2 * piece, piece, {&*first, 1}));
+    CHECK(reads(base + 2 * piece, 2));
+    device.unmap(base + 2 * piece, piece);
   }
   SUBCASE("copies in a batch go across mappings, too") {
     std::array const both{*first, *second};
