@@ -43,7 +43,7 @@ namespace spillway {
 
 namespace detail {
 
-/// A table of text with one wide column and four narrow ones.
+/// Builds the text of `summary`: a table with one wide column and four narrow ones.
 class SummaryTable {
  public:
   static constexpr std::size_t first_width = 28;

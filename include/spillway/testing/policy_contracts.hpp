@@ -56,7 +56,8 @@
 
 namespace spillway::testing {
 
-/// A fit policy together with a map of the free ranges that it should know.
+/// Drives a fit policy as an arena does, and keeps a map of the free ranges that the policy should
+/// know, so that a test can compare its answers with the map.
 template <FitPolicy Policy>
 class CheckedFit {
  public:
@@ -192,7 +193,7 @@ void play_fit(std::size_t taken_ranges, std::size_t most_ranges, std::uint64_t s
   }
 }
 
-/// A `Layout` together with its blocks.
+/// A `Layout` that owns its blocks, for tests of compaction policies. `random_layout` makes them.
 struct OwnedLayout {
   std::vector<LayoutBlock> blocks;
   std::uint32_t end = 0;
@@ -316,7 +317,8 @@ struct PredictedEviction {
   AccessSchedule schedule;
 };
 
-/// A schedule and a prefetch policy, over blocks of 64 bytes that are named by their indices.
+/// Drives a prefetch policy as the pager does: tells it and a schedule of every use. The blocks
+/// have 64 bytes and are named by their indices.
 template <PrefetchPolicy P>
 struct PrefetchRig {
   explicit PrefetchRig(std::uint32_t blocks, P chosen = P{}) : policy{std::move(chosen)} {
@@ -358,7 +360,7 @@ A make_arena(typename A::device_type& device,
   }
 }
 
-/// An arena of 64 MiB and its device.
+/// Makes an arena of 64 MiB for a test, with the device and the order of streams that it needs.
 template <Arena A>
 struct ArenaRig {
   typename A::device_type device;

@@ -37,8 +37,9 @@ struct CodecOnDevice {
   using device = D;
 };
 
-/// A device, a block in its memory, scratch memory and a slot. Around each are bytes that must not
-/// change.
+/// Runs a codec on a device for a test: encodes bytes into a slot, decodes them, and checks that
+/// nothing else is written. Around the block, the scratch memory and the slot are bytes that must
+/// not change.
 template <Codec C, DeviceApi D>
 class StreamCodecRig {
  public:

@@ -85,8 +85,9 @@ class BasicSizePool {
     std::uint32_t count;
     // The sum of the blocks of this size and of smaller ones, as far as it is known. It is exact if
     // large blocks were added first. Otherwise it may be too small, and the search then misses the
-    // best sum. An exact sum moved more bytes on some traces and fewer on others;
-    // docs/benchmarks.md has the figures.
+    // best sum. Or `take` has subtracted more than was known, so that it has wrapped around and is
+    // very large, and the search then leaves out nothing at this size. An exact sum moved more
+    // bytes on some traces and fewer on others; docs/benchmarks.md has the figures.
     std::uint64_t sum_from;
     std::vector<std::uint32_t> blocks;
   };

@@ -77,7 +77,8 @@ struct SizeRule {
   }
 };
 
-/// GreedyDual-Size; see `CostEviction`.
+/// Ranks the block first that is cheapest to lose for each byte that it frees, by the algorithm
+/// GreedyDual-Size, which `CostEviction` describes.
 class CostRule {
  public:
   struct Key {
