@@ -35,7 +35,7 @@ struct MapsInAnyOrder : SimApi {
   }
 };
 
-spillway::test::ExpectedFailures const begin{true};
+spillway::test::ExpectedFailures const before_wrong_devices{true};
 
 }  // namespace
 
@@ -44,6 +44,6 @@ TEST_CASE_TEMPLATE_INVOKE(virtual_memory_contract, MapsInAnyOrder);
 
 namespace {
 
-spillway::test::ExpectedFailures const end{false};
+spillway::test::ExpectedFailures const after_wrong_devices{false};
 
 }  // namespace

@@ -142,7 +142,7 @@ struct WritesBehindBlock : ZeroBitmap {
   }
 };
 
-spillway::test::ExpectedFailures const begin{true};
+spillway::test::ExpectedFailures const before_wrong_policies{true};
 
 }  // namespace
 
@@ -157,6 +157,6 @@ TEST_CASE_TEMPLATE_INVOKE(codec_contract, WritesBehindBlock);
 
 namespace {
 
-spillway::test::ExpectedFailures const end{false};
+spillway::test::ExpectedFailures const after_wrong_policies{false};
 
 }  // namespace
