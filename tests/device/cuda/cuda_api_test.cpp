@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <array>
+#include <barrier>
 #include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -809,6 +811,34 @@ TEST_SUITE("cuda_api") {
     api.free_address(address, 6 * n);
     peer.destroy_stream(stream);
     peer.release(elsewhere, n);
+  }
+
+  // The thread sanitizer looks for races here.
+  TEST_CASE("CudaApi: threads may let other devices access virtual memory at the same time") {
+    constexpr int devices = 8;
+    FakeCudart cuda{{.devices = devices, .has_peers = true}};
+    for (int round = 0; round < 100; ++round) {
+      CudaApi api;
+      std::size_t const n = api.granularity_bytes();
+      void* const address = api.reserve_address(n);
+      std::barrier begin{devices - 1};
+      std::vector<std::thread> threads;
+      for (int other = 1; other < devices; ++other) {
+        threads.emplace_back([&api, &begin, other] {
+          begin.arrive_and_wait();
+          api.allow_access(other);
+        });
+      }
+      for (std::thread& thread : threads) {
+        thread.join();
+      }
+      auto const physical = *api.try_create_physical(n);
+      REQUIRE(api.try_map(address, n, {&physical, 1}));
+      CHECK(cuda.ranges.at(reinterpret_cast<std::uintptr_t>(address)).accessors.size() == devices);
+      api.unmap(address, n);
+      api.release_physical(physical);
+      api.free_address(address, n);
+    }
   }
 
   TEST_CASE("CudaApi: the ranges that are mapped are those of a list of granules, and none spans "

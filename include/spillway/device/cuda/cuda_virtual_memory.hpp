@@ -242,9 +242,10 @@ class CudaVirtualMemory {
     }
     CudaScope const scope{*context_};
     CudaCaptureBystander const bystander;
-    CUmemAccessDesc peer = accessors_.front();
-    peer.location.id = CudaContext::device_of(ordinal);
+    CUdevice const device = CudaContext::device_of(ordinal);
     std::scoped_lock const lock{mutex_};
+    CUmemAccessDesc peer = accessors_.front();
+    peer.location.id = device;
     if (std::any_of(accessors_.begin(), accessors_.end(), [&](CUmemAccessDesc const& one) {
           return one.location.id == peer.location.id;
         })) {
