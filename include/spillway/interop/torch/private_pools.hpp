@@ -10,6 +10,7 @@
 #include <exception>
 #include <functional>
 #include <iterator>
+#include <list>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -58,17 +59,18 @@ class OrderedReturns {
   OrderedReturns& operator=(OrderedReturns const&) = delete;
 
   void add(Return one) {
-    std::vector<Return> all;
+    std::list<Return> all;
     all.push_back(std::move(one));
     add(std::move(all));
   }
-  void add(std::vector<Return> all) {
+  /// Needs no host memory of its own, so that no return is lost.
+  void add(std::list<Return> all) {
     {
       std::scoped_lock const lock{mutex_};
-      std::move(waiting_.begin(), waiting_.end(), std::back_inserter(all));
-      waiting_.clear();
+      all.splice(all.end(), waiting_);
     }
-    for (Return& one : all) {
+    while (!all.empty()) {
+      Return const& one = all.front();
       try {
         if (one.after) {
           memory_->order_after(one.stream, *one.after);
@@ -76,14 +78,15 @@ class OrderedReturns {
           memory_->order_after_all(one.stream);
         }
         one.give_back();
+        all.pop_front();
       } catch (std::exception const&) {
         std::scoped_lock const lock{mutex_};
-        waiting_.push_back(std::move(one));
+        waiting_.splice(waiting_.end(), all, all.begin());
       }
     }
   }
   /// Tries again to give back what had to wait.
-  void retry() { add(std::vector<Return>{}); }
+  void retry() { add(std::list<Return>{}); }
   [[nodiscard]] std::size_t waiting_count() const {
     std::scoped_lock const lock{mutex_};
     return waiting_.size();
@@ -98,7 +101,7 @@ class OrderedReturns {
  private:
   Memory* memory_;
   mutable std::mutex mutex_;  // guards what follows
-  std::vector<Return> waiting_;
+  std::list<Return> waiting_;
 };
 
 /// The private pools of `torch.cuda.MemPool` and of CUDA graphs. Memory that is freed stays with
@@ -117,6 +120,8 @@ class OrderedReturns {
 ///
 /// `Memory` is a `DeviceAllocator`, or has its members `stream_type`, `mark`, `order_after` and
 /// `order_after_all`.
+///
+/// A call that throws, also for lack of host memory, leaves all pieces as they were.
 ///
 /// Units    bytes.
 /// Threads  thread-safe. Sources are called without the lock. `Memory` is called with it, so that
@@ -167,8 +172,9 @@ class PrivatePools {
   /// Begins to serve allocations from the pool if `admits` is true for their stream, and adds a
   /// user.
   void begin(PoolId id, Admits admits) {
-    retain(id);
     std::scoped_lock const lock{mutex_};
+    routes_.reserve(routes_.size() + 1);
+    ++pools_[id].uses;
     routes_.emplace_back(id, std::move(admits));
     route_count_.store(routes_.size(), std::memory_order_relaxed);
   }
@@ -254,14 +260,17 @@ class PrivatePools {
   void unlock() noexcept { mutex_.unlock(); }
 
  private:
+  using Idle = std::multimap<std::size_t, Piece>;  // by bytes
+  using Live = std::map<void*, Piece>;             // by address
   struct Pool {
     int uses = 0;
     bool lends = false;
     bool is_captured = false;
     std::optional<Source> source;
-    std::multimap<std::size_t, Piece> idle;  // by bytes
+    Idle idle;
     std::size_t live = 0;
   };
+  using PoolPlace = typename std::map<PoolId, Pool>::iterator;
   using Lock = std::unique_lock<std::mutex>;
   using Return = typename OrderedReturns<Memory>::Return;
 
@@ -277,25 +286,34 @@ class PrivatePools {
             piece.is_captured ? std::nullopt : std::optional{piece.after},
             [free = source_of(pool).free, p = piece.address] { free(p); }};
   }
-  [[nodiscard]] std::vector<Return> take_idle(Pool& pool) const {
-    std::vector<Return> gone;
+  [[nodiscard]] static bool may_lend(Pool const& pool) noexcept {
+    return pool.lends && !pool.is_captured;
+  }
+  /// Adds the returns of a pool's idle pieces to a list. The caller then removes the pieces.
+  void add_returns(Pool const& pool, std::list<Return>& to) const {
     for (auto const& [bytes, piece] : pool.idle) {
-      gone.push_back(return_of(pool, piece));
+      to.push_back(return_of(pool, piece));
     }
-    pool.idle.clear();
-    return gone;
   }
   /// As `pieces`, in any order. The caller holds the lock.
   [[nodiscard]] std::vector<Piece> pieces_of(PoolId id) const;
-  /// Changes a live piece into one that is not, and adds the work of its visitors.
-  void retire(Piece& piece) const {
+  /// Adds the work of a live piece's visitors to what its next use comes after.
+  void mark_visitors(Piece& piece) const {
     for (stream_type const visitor : piece.visitors) {
       piece.after.add(memory_->mark(visitor));
     }
+  }
+  /// Changes a live piece into one that is not, after `mark_visitors`.
+  static void retire(Piece& piece) noexcept {
     piece.visitors.clear();
     piece.requested_bytes = 0;
   }
-  void erase_if_unused(typename std::map<PoolId, Pool>::iterator at) {
+  /// Ends an allocation that has failed.
+  void give_up(PoolPlace at) noexcept {
+    --at->second.live;
+    erase_if_unused(at);
+  }
+  void erase_if_unused(PoolPlace at) noexcept {
     if (at->second.uses == 0 && at->second.live == 0) {
       pools_.erase(at);
     }
@@ -306,23 +324,27 @@ class PrivatePools {
   Source usual_;
   mutable std::mutex mutex_;  // guards what follows
   std::map<PoolId, Pool> pools_;
-  std::unordered_map<void*, Piece> live_;
+  Live live_;
   std::vector<std::pair<PoolId, Admits>> routes_;
   std::atomic<std::size_t> route_count_{0};
 };
 
 template <class Memory>
 void PrivatePools<Memory>::release(PoolId id) {
-  std::vector<Return> gone;
+  std::list<Return> gone;
   {
     Lock const lock{mutex_};
     auto const found = pools_.find(id);
     expects(found != pools_.end() && found->second.uses != 0,
             "a memory pool is released that nobody uses");
-    if (--found->second.uses != 0) {
+    Pool& pool = found->second;
+    if (pool.uses > 1) {
+      --pool.uses;
       return;
     }
-    gone = take_idle(found->second);
+    add_returns(pool, gone);
+    pool.idle.clear();
+    pool.uses = 0;
     erase_if_unused(found);
   }
   returns_.add(std::move(gone));
@@ -358,7 +380,8 @@ void* PrivatePools<Memory>::allocate(PoolId id,
                                      stream_type from) {
   bool const is_captured = from != stream;
   Lock lock{mutex_};
-  Pool& pool = pools_[id];
+  PoolPlace const place = pools_.try_emplace(id).first;
+  Pool& pool = place->second;
   pool.is_captured = pool.is_captured || is_captured;
   ++pool.live;  // keeps the pool while the lock is released
   for (auto at = pool.idle.lower_bound(bytes); at != pool.idle.end() && fits(at->second, bytes);
@@ -366,59 +389,77 @@ void* PrivatePools<Memory>::allocate(PoolId id,
     if (at->second.stream != stream || (is_captured && !at->second.after.is_empty())) {
       continue;
     }
+    void* const p = at->second.address;
     try {
+      live_.try_emplace(p);
       memory_->order_after(stream, at->second.after);
     } catch (...) {
-      --pool.live;
+      live_.erase(p);
+      give_up(place);
       throw;
     }
-    Piece piece = std::move(at->second);
+    Piece& piece = live_.at(p);
+    piece = std::move(at->second);
     pool.idle.erase(at);
     piece.after.clear();
     piece.requested_bytes = bytes;
     piece.is_captured = piece.is_captured || is_captured;
-    void* const p = piece.address;
-    live_[p] = std::move(piece);
     return p;
   }
-  Source const source = source_of(pool);
-  lock.unlock();
+  Live made;  // before the memory is allocated, since there may be no host memory for it
   void* p = nullptr;
   try {
+    made.try_emplace(nullptr);
+    Source const source = source_of(pool);
+    lock.unlock();
     p = source.allocate(bytes, from);
-  } catch (...) {
     lock.lock();
-    --pool.live;
+  } catch (...) {
+    if (!lock.owns_lock()) {
+      lock.lock();
+    }
+    give_up(place);
     throw;
   }
-  lock.lock();
-  live_[p] = {id, p, bytes, bytes, stream, from, is_captured};
+  auto node = made.extract(made.begin());
+  node.key() = p;
+  node.mapped() = {id, p, bytes, bytes, stream, from, is_captured};
+  live_.insert(std::move(node));
   return p;
 }
 
 template <class Memory>
 bool PrivatePools<Memory>::free(void* p) {
-  Return gone;
+  std::list<Return> gone;
   {
     Lock const lock{mutex_};
     auto const found = live_.find(p);
     if (found == live_.end()) {
       return false;
     }
-    retire(found->second);
-    Piece piece = std::move(found->second);
-    live_.erase(found);
+    Piece& piece = found->second;
     auto const at = pools_.find(piece.pool);
     Pool& pool = at->second;
-    --pool.live;
+    mark_visitors(piece);
+    Idle idle;
     if (pool.uses != 0) {
-      pool.idle.emplace(piece.bytes, std::move(piece));
-      return true;
+      idle.emplace(piece.bytes, Piece{});
+    } else {
+      gone.push_back(return_of(pool, piece));
     }
-    gone = return_of(pool, piece);
+    // Nothing fails from here on.
+    retire(piece);
+    if (!idle.empty()) {
+      idle.begin()->second = std::move(piece);
+      pool.idle.merge(idle);
+    }
+    live_.erase(found);
+    --pool.live;
     erase_if_unused(at);
   }
-  returns_.add(std::move(gone));
+  if (!gone.empty()) {
+    returns_.add(std::move(gone));
+  }
   return true;
 }
 
@@ -442,17 +483,21 @@ bool PrivatePools<Memory>::record_stream(void* p, stream_type stream) {
 
 template <class Memory>
 std::size_t PrivatePools<Memory>::lend() {
-  std::vector<Return> gone;
+  std::list<Return> gone;
   std::size_t bytes = 0;
   {
     Lock const lock{mutex_};
+    for (auto const& [id, pool] : pools_) {
+      if (may_lend(pool)) {
+        add_returns(pool, gone);
+      }
+    }
     for (auto& [id, pool] : pools_) {
-      if (pool.lends && !pool.is_captured) {
+      if (may_lend(pool)) {
         for (auto const& [size, piece] : pool.idle) {
           bytes += size;
         }
-        auto taken = take_idle(pool);
-        std::move(taken.begin(), taken.end(), std::back_inserter(gone));
+        pool.idle.clear();
       }
     }
   }
@@ -500,6 +545,7 @@ std::vector<void*> PrivatePools<Memory>::restore(Checkpoint const& checkpoint, s
     if (piece.requested_bytes != 0) {
       were_live.push_back(piece.address);
       if (to == wanted.end()) {
+        mark_visitors(piece);
         retire(piece);
       }
     } else if (to != wanted.end()) {
@@ -507,18 +553,24 @@ std::vector<void*> PrivatePools<Memory>::restore(Checkpoint const& checkpoint, s
       piece.after.clear();
     }
   }
-  Pool& pool = at->second;
-  pool.idle.clear();
-  pool.live = pool.live - were_live.size() + wanted.size();
+  Idle idle;
+  Live live;
   for (Piece& piece : all) {
+    void* const p = piece.address;
     if (piece.requested_bytes == 0) {
-      live_.erase(piece.address);
-      pool.idle.emplace(piece.bytes, std::move(piece));
+      idle.emplace(piece.bytes, std::move(piece));
     } else {
-      void* const p = piece.address;
-      live_.insert_or_assign(p, std::move(piece));
+      live.emplace(p, std::move(piece));
     }
   }
+  // Nothing fails from here on.
+  for (void* const p : were_live) {
+    live_.erase(p);
+  }
+  live_.merge(live);
+  Pool& pool = at->second;
+  pool.idle.swap(idle);
+  pool.live = pool.live - were_live.size() + wanted.size();
   return were_live;
 }
 
