@@ -168,6 +168,38 @@ struct WishBench {
   std::vector<std::unique_ptr<Buffer>> away;
 };
 
+/// Two blocks, of which one was copied ahead of need to a file that has not taken the copy.
+struct EarlyBench : private TemporaryFolder, support::SteppedBench<CopiedEarly> {
+  static constexpr std::size_t bytes = 256_KiB;  // enough for a direct transfer
+
+  EarlyBench() : EarlyBench{FaultyFileIo::reaching_device()} {}
+  explicit EarlyBench(FaultyFileIo const& io)
+      : SteppedBench{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB}, options(path(), io)} {
+    {
+      Buffer away{allocator, 4_KiB};
+      write(away, 3);
+      away.swap_out();
+      write(buffer, 1);
+      io.plant({.write_error = EIO});
+      write(other, 2);  // looks ahead, since a block is away
+    }
+    REQUIRE(allocator.stats().evicted(spillway::EvictionReason::speculative).count == 1);
+    device.run_all();
+    io.plant({});
+  }
+
+  static Allocator::Options options(std::filesystem::path const& folder, FaultyFileIo const& io) {
+    Allocator::Options options{.capacity_bytes = 2 * bytes};
+    options.file_io = io;
+    options.host.file = folder.string();
+    options.host.file_bytes = 4_MiB;
+    return options;
+  }
+
+  Buffer buffer{allocator, bytes};
+  Buffer other{allocator, bytes};
+};
+
 }  // namespace
 
 TEST_SUITE("pager") {
@@ -354,39 +386,6 @@ TEST_SUITE("pager") {
     CHECK(bench.back() == std::vector{false, false});
     CHECK(bench.are_whole());
   }
-
-  /// Two blocks, of which one was copied ahead of need to a file that has not taken the copy.
-  struct EarlyBench : private TemporaryFolder, support::SteppedBench<CopiedEarly> {
-    static constexpr std::size_t bytes = 256_KiB;  // enough for a direct transfer
-
-    EarlyBench() : EarlyBench{FaultyFileIo::reaching_device()} {}
-    explicit EarlyBench(FaultyFileIo const& io)
-        : SteppedBench{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB},
-                       options(path(), io)} {
-      {
-        Buffer away{allocator, 4_KiB};
-        write(away, 3);
-        away.swap_out();
-        write(buffer, 1);
-        io.plant({.write_error = EIO});
-        write(other, 2);  // looks ahead, since a block is away
-      }
-      REQUIRE(allocator.stats().evicted(spillway::EvictionReason::speculative).count == 1);
-      device.run_all();
-      io.plant({});
-    }
-
-    static Allocator::Options options(std::filesystem::path const& folder, FaultyFileIo const& io) {
-      Allocator::Options options{.capacity_bytes = 2 * bytes};
-      options.file_io = io;
-      options.host.file = folder.string();
-      options.host.file_bytes = 4_MiB;
-      return options;
-    }
-
-    Buffer buffer{allocator, bytes};
-    Buffer other{allocator, bytes};
-  };
 
   TEST_CASE("LookAhead: a block is not clean if a file has not taken its copy ahead of need") {
     EarlyBench bench;
