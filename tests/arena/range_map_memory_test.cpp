@@ -19,7 +19,7 @@
 #include <tuple>
 #include <vector>
 
-#include <support/counted_allocations.hpp>
+#include <support/little_memory.hpp>
 
 // The tables of ranges grow by `realloc`. The program is linked with --wrap=realloc.
 // NOLINTBEGIN(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp)
@@ -66,21 +66,11 @@ TEST_SUITE("range_map_memory") {
     std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, RangeState>> ranges;
   };
 
-  /// Makes a call, first with memory for no allocation, then for one, and so on, until it succeeds.
-  /// @returns how often it has failed
+  /// Makes a call with little memory until it succeeds. @returns how often it has failed
   template <class Call>
-  std::size_t call_with_little_memory(Map const& map, Call call) {
+  std::size_t failures_of(Map const& map, Call call) {
     Picture const before{map};
-    for (std::size_t more = 0;; ++more) {
-      try {
-        support::ShortMemory const few{more};
-        call();
-        return more;
-      } catch (std::bad_alloc const&) {
-      }
-      CAPTURE(more);
-      REQUIRE(Picture{map} == before);
-    }
+    return support::call_with_little_memory(call, [&] { REQUIRE(Picture{map} == before); });
   }
 
   }  // namespace
@@ -98,15 +88,15 @@ TEST_SUITE("range_map_memory") {
       }
       std::uint32_t const end = 2 * blocks + 60;
       std::uint32_t block = no_node;
-      failures += call_with_little_memory(map, [&] { block = map.take(2, BlockId{99}, fence); });
+      failures += failures_of(map, [&] { block = map.take(2, BlockId{99}, fence); });
       REQUIRE(block != no_node);
       std::uint32_t const free = map[block].next;
-      failures += call_with_little_memory(map, [&] { map.punch(free, end - 6, end - 3); });
+      failures += failures_of(map, [&] { map.punch(free, end - 6, end - 3); });
       std::uint32_t const hole = map[free].next;
       CHECK(map[hole].state == RangeState::hole);
-      failures += call_with_little_memory(map, [&] { map.fill(hole, 1); });
+      failures += failures_of(map, [&] { map.fill(hole, 1); });
       CHECK(map[hole].first == end - 5);
-      failures += call_with_little_memory(map, [&] { map.add_segment(segment_base(2), 8); });
+      failures += failures_of(map, [&] { map.add_segment(segment_base(2), 8); });
       CHECK(map.table().granules == end - 2 + 8);
 
       MoveClaims claims;
@@ -115,7 +105,7 @@ TEST_SUITE("range_map_memory") {
         claims.pieces.push_back({map[block].next, first, 2});
         claims.steps.push_back({block, first});
       }
-      failures += call_with_little_memory(map, [&] { map.begin_moves(claims); });
+      failures += failures_of(map, [&] { map.begin_moves(claims); });
       map.commit_moves(claims, 1, {});
       CHECK(map[block].first == end - 50);
     }

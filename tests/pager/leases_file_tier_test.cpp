@@ -105,6 +105,23 @@ TEST_SUITE("pager") {
     }
   };
 
+  /// A dropped block is made from another one, whose bytes are lost and which work has read.
+  struct LossBench : Bench {
+    LossBench() : Bench{2} {
+      write(buffer, 1);
+      write(made, 2);
+      allocator.set_recipe(made.id(),
+                           {buffer.id()},
+                           std::chrono::nanoseconds{0},
+                           [](auto, std::span<void const* const>, void*) {});
+      swap_out_and_lose(buffer);
+      (void)buffer.acquire(Access::read, stream());
+    }
+
+    Buffer buffer{allocator, block_bytes};
+    Buffer made{allocator, block_bytes};
+  };
+
   }  // namespace
 
   TEST_CASE("DeviceAllocator: bytes that a file did not return are an error of the next acquire") {
@@ -219,24 +236,14 @@ TEST_SUITE("pager") {
   }
 
   TEST_CASE("DeviceAllocator: a loss that only an acquire of another block has met is reported") {
-    Bench bench{2};
-    Buffer buffer{bench.allocator, Bench::block_bytes};
-    Buffer made{bench.allocator, Bench::block_bytes};
-    bench.write(buffer, 1);
-    bench.write(made, 2);
-    bench.allocator.set_recipe(made.id(),
-                               {buffer.id()},
-                               std::chrono::nanoseconds{0},
-                               [](auto, std::span<void const* const>, void*) {});
-    bench.swap_out_and_lose(buffer);
-    (void)buffer.acquire(Access::read, bench.stream());
+    LossBench bench;
     bench.device.run_all();
-    made.swap_out();
-    REQUIRE(made.residency() == spillway::Residency::none);
+    bench.made.swap_out();
+    REQUIRE(bench.made.residency() == spillway::Residency::none);
 
-    CHECK_THROWS_AS((void)made.acquire(Access::read, bench.stream()), FileTierError);
-    made.reset();
-    bench.write(buffer, 3);
+    CHECK_THROWS_AS((void)bench.made.acquire(Access::read, bench.stream()), FileTierError);
+    bench.made.reset();
+    bench.write(bench.buffer, 3);
     CHECK_THROWS_AS(bench.allocator.begin_step(), FileTierError);
     bench.allocator.begin_step();
   }
@@ -245,28 +252,18 @@ TEST_SUITE("pager") {
       "DeviceAllocator: a loss of a block that its owner frees is reported while it is kept") {
     for (bool const is_known_first : {true, false}) {
       CAPTURE(is_known_first);
-      Bench bench{2};
-      Buffer buffer{bench.allocator, Bench::block_bytes};
-      Buffer made{bench.allocator, Bench::block_bytes};
-      bench.write(buffer, 1);
-      bench.write(made, 2);
-      bench.allocator.set_recipe(made.id(),
-                                 {buffer.id()},
-                                 std::chrono::nanoseconds{0},
-                                 [](auto, std::span<void const* const>, void*) {});
-      bench.swap_out_and_lose(buffer);
-      (void)buffer.acquire(Access::read, bench.stream());
-      made.swap_out();
-      REQUIRE(made.residency() == spillway::Residency::none);
+      LossBench bench;
+      bench.made.swap_out();
+      REQUIRE(bench.made.residency() == spillway::Residency::none);
       if (is_known_first) {
         bench.device.run_all();
       }
-      buffer.reset();  // `made` still needs its bytes
+      bench.buffer.reset();  // `made` still needs its bytes
       bench.device.run_all();
 
       CHECK_THROWS_AS(bench.allocator.begin_step(), FileTierError);
-      CHECK_THROWS_AS((void)made.acquire(Access::read, bench.stream()), FileTierError);
-      made.reset();
+      CHECK_THROWS_AS((void)bench.made.acquire(Access::read, bench.stream()), FileTierError);
+      bench.made.reset();
       bench.allocator.begin_step();
     }
   }

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include <support/counted_allocations.hpp>
+#include <support/little_memory.hpp>
 #include <support/stepped_policies.hpp>
 #include <support/temporary_folder.hpp>
 
@@ -49,26 +50,6 @@ struct Bench {
   ~Bench() { allocator.retire_stream(stream); }
   Bench(Bench const&) = delete;
   Bench& operator=(Bench const&) = delete;
-
-  /// Repeats a call, each time with memory for one more allocation, until it succeeds. After each
-  /// failed call, `check()` examines the state.
-  template <class Call, class Check>
-  void call_with_little_memory(Call call, Check check) {
-    bool has_succeeded = false;
-    for (std::size_t more = 0; !has_succeeded; ++more) {
-      CAPTURE(more);
-      REQUIRE(more < 100);
-      try {
-        support::ShortMemory const few{more};
-        call();
-        has_succeeded = true;
-      } catch (std::bad_alloc const&) {
-      }
-      if (!has_succeeded) {
-        check();
-      }
-    }
-  }
 
   spillway::testing::SteppedSimApi device{{.capacity_bytes = 8_MiB}};
   spillway::testing::SteppedSimApi::stream_type stream = device.create_stream();
@@ -109,7 +90,7 @@ struct ShortDevice : spillway::HostApi {
 TEST_SUITE("short_memory") {
   TEST_CASE("DeviceAllocator: a block whose swap-out fails for want of memory stays resident") {
     Bench bench;
-    bench.call_with_little_memory(
+    support::call_with_little_memory(
         [&] { bench.buffers[0].swap_out(); },
         [&] {
           bool is_in_transit = false;
@@ -126,7 +107,7 @@ TEST_SUITE("short_memory") {
   TEST_CASE("DeviceAllocator: set_recipe without memory for the recipe leaves nothing behind") {
     Bench bench;
     std::array<BlockId, 2> const operands{bench.buffers[1].id(), bench.buffers[2].id()};
-    bench.call_with_little_memory(
+    support::call_with_little_memory(
         [&] {
           bench.allocator.set_recipe(bench.buffers[0].id(),
                                      operands,

@@ -16,7 +16,7 @@
 #include <span>
 #include <thread>
 
-#include <support/counted_allocations.hpp>
+#include <support/little_memory.hpp>
 
 namespace {
 
@@ -24,26 +24,7 @@ using namespace spillway::literals;
 using spillway::CopyKind;
 using spillway::SimApi;
 using spillway::testing::SteppedSimApi;
-
-/// Repeats a call, each time with memory for one more allocation, until it succeeds. After each
-/// failed call, `check()` examines the device.
-template <class Call, class Check>
-void call_with_little_memory(Call call, Check check) {
-  bool has_succeeded = false;
-  for (std::size_t more = 0; !has_succeeded; ++more) {
-    CAPTURE(more);
-    REQUIRE(more < 100);
-    try {
-      support::ShortMemory const few{more};
-      call();
-      has_succeeded = true;
-    } catch (std::bad_alloc const&) {
-    }
-    if (!has_succeeded) {
-      check();
-    }
-  }
-}
+using support::call_with_little_memory;
 
 /// The number of memory mappings of this process.
 std::size_t mappings() {
