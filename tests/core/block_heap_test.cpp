@@ -99,21 +99,41 @@ TEST_SUITE("core") {
     CHECK(drain(heap) == std::vector<std::uint64_t>{2, 3, 5});
   }
 
-  TEST_CASE("BlockHeap: near_best visits the best block and others, up to the requested number") {
+  TEST_CASE("BlockHeap: blocks that are skipped keep their place, also among equal keys") {
+    auto const shown = [](BlockHeap<Key>& heap) {
+      std::vector<BlockId> ids;
+      CHECK(heap.best([&](BlockId id, Key&) noexcept {
+        ids.push_back(id);
+        return Verdict::skip;
+      }) == std::nullopt);
+      return ids;
+    };
     BlockHeap<Key> heap;
     for (std::uint32_t i = 0; i < 100; ++i) {
-      heap.insert(block(i), {100 - i});
+      heap.insert(block(i), {i * 7 % 10});
     }
-    std::vector<std::uint64_t> seen;
-    heap.near_best(5, [&](BlockId id, Key key) {
-      if (index_of_block(id) % 2 == 0) {
-        return false;  // does not count
-      }
-      seen.push_back(key.value);
-      return true;
-    });
-    CHECK(seen.size() == 5);
-    CHECK(seen.front() == 1);
+    std::vector<BlockId> const order = shown(heap);
+    REQUIRE(order.size() == 100);
+    CHECK(std::is_sorted(order.begin(), order.end(), [&](BlockId a, BlockId b) {
+      return heap.key(a).is_before(heap.key(b));
+    }));
+    CHECK(shown(heap) == order);
+    CHECK(heap.best(take_any) == order.front());
+  }
+
+  TEST_CASE("BlockHeap: showing all blocks allocates nothing") {
+    BlockHeap<Key> heap;
+    for (std::uint32_t i = 0; i < 1000; ++i) {
+      heap.insert(block(i), {i});
+      std::size_t const before = support::allocations;
+      std::size_t shown = 0;
+      (void)heap.best([&](BlockId, Key&) noexcept {
+        ++shown;
+        return Verdict::skip;
+      });
+      REQUIRE(shown == i + 1);
+      REQUIRE(support::allocations == before);
+    }
   }
 
   TEST_CASE("BlockHeap: agrees with a sorted map under random changes") {

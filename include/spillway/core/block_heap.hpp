@@ -20,8 +20,8 @@ enum class Verdict : std::uint8_t { take, skip, key_changed };
 ///
 /// `a.is_before(b)` must return whether a block with key `a` comes before one with key `b`.
 ///
-/// Memory  one entry for each block and 4 bytes for each block index up to the largest one; only
-///         `insert` and `reserve` may allocate.
+/// Memory  one entry and 2 bytes for each block, and 4 bytes for each block index up to the largest
+///         one; only `insert` and `reserve` may allocate.
 /// Threads thread-compatible.
 template <class Key>
 class BlockHeap {
@@ -39,6 +39,10 @@ class BlockHeap {
     }
     if (blocks >= entries_.capacity()) {
       entries_.reserve(std::max<std::size_t>(64, 2 * blocks));
+    }
+    // No entry of `next_` is below another one, so that there are no more than the heap has leaves.
+    if (blocks / 2 >= next_.capacity()) {
+      next_.reserve(entries_.capacity() / 2 + 1);
     }
   }
 
@@ -66,7 +70,7 @@ class BlockHeap {
     std::uint32_t const index = where_[index_of_block(id)];
     entries_[index].key = key;
     sift_up(index);
-    sift_down(where_[index_of_block(id)], size32());
+    sift_down(where_[index_of_block(id)]);
   }
 
   /// Removes a block; no effect if it is not contained. @cost O(log n)
@@ -81,7 +85,7 @@ class BlockHeap {
     if (index < size32()) {
       BlockId const moved = entries_[index].id;
       sift_up(index);
-      sift_down(where_[index_of_block(moved)], size32());
+      sift_down(where_[index_of_block(moved)]);
     }
   }
 
@@ -92,44 +96,43 @@ class BlockHeap {
     entries_.clear();
   }
 
-  /// Shows blocks to `judge(id, key)` in the order of their keys until it takes one. `judge` may
-  /// change the key that it is shown, and must then return `Verdict::key_changed`. Blocks are
-  /// neither added nor removed.
+  /// Shows blocks to `judge(id, key)` in the order of their keys until it takes one. Blocks that it
+  /// skips keep their place, also among those of equal keys. `judge` may make the key that it is
+  /// shown come later, and must then return `Verdict::key_changed`. Blocks are neither added nor
+  /// removed.
   ///
-  /// @cost O((1 + skipped) log n)
+  /// @cost O((1 + shown) log n)
   template <class Judge>
   std::optional<BlockId> best(Judge judge) noexcept {
-    std::uint32_t active = size32();
-    std::optional<BlockId> taken;
-    while (active != 0 && !taken) {
-      switch (judge(entries_[0].id, entries_[0].key)) {
+    auto const comes_later = [this](std::uint32_t a, std::uint32_t b) noexcept {
+      return entries_[b].key.is_before(entries_[a].key);
+    };
+    auto const show_later = [&](std::uint32_t index) noexcept {
+      if (index < size32()) {
+        next_.push_back(index);
+        std::push_heap(next_.begin(), next_.end(), comes_later);
+      }
+    };
+    next_.clear();
+    show_later(0);
+    while (!next_.empty()) {
+      std::pop_heap(next_.begin(), next_.end(), comes_later);
+      std::uint32_t const index = next_.back();
+      next_.pop_back();
+      switch (judge(entries_[index].id, entries_[index].key)) {
       case Verdict::take:
-        taken = entries_[0].id;
-        break;
+        return entries_[index].id;
       case Verdict::skip:
-        exchange(0, --active);  // set aside behind the heap; pushed back below
-        sift_down(0, active);
+        show_later(2 * index + 1);
+        show_later(2 * index + 2);
         break;
       case Verdict::key_changed:
-        sift_down(0, active);
+        sift_down(index);  // no entry below it is in `next_`
+        show_later(index);
         break;
       }
     }
-    for (; active != size32(); ++active) {
-      sift_up(active);
-    }
-    return taken;
-  }
-
-  /// Calls `visit(id, key)` for blocks in the order of the heap's array: the best one first, then
-  /// others with nearly the best keys. Stops after `visit` has returned true for `count` blocks.
-  template <class Visit>
-  void near_best(std::size_t count, Visit visit) const noexcept {
-    for (std::size_t i = 0; i < entries_.size() && count != 0; ++i) {
-      if (visit(entries_[i].id, entries_[i].key)) {
-        --count;
-      }
-    }
+    return std::nullopt;
   }
 
  private:
@@ -161,7 +164,8 @@ class BlockHeap {
     }
   }
 
-  void sift_down(std::uint32_t index, std::uint32_t end) noexcept {
+  void sift_down(std::uint32_t index) noexcept {
+    std::uint32_t const end = size32();
     for (;;) {
       std::uint32_t const left = 2 * index + 1;
       if (left >= end) {
@@ -180,6 +184,7 @@ class BlockHeap {
   }
 
   std::vector<Entry> entries_;        // the heap
+  std::vector<std::uint32_t> next_;   // entries that `best` may show next: a heap by their keys
   std::vector<std::uint32_t> where_;  // by block index: its entry, or nowhere
 };
 

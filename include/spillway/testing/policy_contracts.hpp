@@ -601,6 +601,23 @@ TEST_CASE_TEMPLATE_DEFINE("EvictionPolicy: ", P, eviction_policy_contract) {
       }));
     }
   }
+  SUBCASE("while a schedule predicts, refusals leave the order as it was, whatever the sizes") {
+    auto const sized = [](BlockId id) noexcept -> std::optional<EvictionCandidate> {
+      return EvictionCandidate{64 * (1 + std::size_t{index_of_block(id)} * 7 % 11), false, true};
+    };
+    for (std::size_t const short_bytes : {1U, 100U, 1000U}) {
+      CAPTURE(short_bytes);
+      PredictedEviction<P> rig{40};
+      PredictedEviction<P> other{40};
+      while (auto const id = other.policy.victim(short_bytes, sized)) {
+        REQUIRE(rig.policy.victim(short_bytes, only({})) == std::nullopt);
+        REQUIRE(rig.policy.victim(short_bytes, sized) == id);
+        rig.policy.on_erase(*id);
+        other.policy.on_erase(*id);
+      }
+      REQUIRE(rig.policy.victim(short_bytes, sized) == std::nullopt);
+    }
+  }
   if constexpr (SpeculativeEvictionPolicy<P>) {
     auto const clean = [](BlockId) noexcept -> std::optional<EvictionCandidate> {
       return EvictionCandidate{64, true, true};

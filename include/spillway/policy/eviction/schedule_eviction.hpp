@@ -239,18 +239,22 @@ class BasicScheduleEviction {
     ranked_ = notes_;
   }
 
-  /// Chooses among the blocks with about the farthest next uses: the smallest that suffices, else
-  /// the one whose next use is farthest.
+  /// Chooses among the blocks with the farthest next uses: the smallest that suffices, else the one
+  /// whose next use is farthest.
   template <class Inspect>
   std::optional<BlockId> far_victim(std::size_t short_bytes, Inspect& inspect) noexcept {
     rank_by_distance();
+    std::optional<BlockId> farthest;
     std::optional<BlockId> best;
     EvictionCandidate best_block;
-    std::size_t const candidates = std::clamp<std::size_t>(blocks_ / 4, 1, most_candidates);
-    by_distance_.near_best(candidates, [&](BlockId id, Distance) noexcept {
+    std::size_t candidates = std::clamp<std::size_t>(blocks_ / 4, 1, most_candidates);
+    (void)by_distance_.best([&](BlockId id, Distance&) noexcept {
       std::optional<EvictionCandidate> const block = inspect(id);
       if (!block) {
-        return false;
+        return detail::Verdict::skip;
+      }
+      if (!farthest) {
+        farthest = id;
       }
       bool const is_smaller =
           block->bytes < best_block.bytes ||
@@ -259,14 +263,9 @@ class BasicScheduleEviction {
         best = id;
         best_block = *block;
       }
-      return true;
+      return --candidates == 0 ? detail::Verdict::take : detail::Verdict::skip;
     });
-    if (best) {
-      return best;
-    }
-    return by_distance_.best([&](BlockId id, Distance&) noexcept {
-      return inspect(id) ? detail::Verdict::take : detail::Verdict::skip;
-    });
+    return best ? best : farthest;
   }
 
   std::vector<Tracked> tracked_;
