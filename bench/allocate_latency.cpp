@@ -10,7 +10,7 @@
 
 #include <spillway/device_allocator.hpp>
 #include <spillway/sim.hpp>
-#if defined(SPILLWAY_WITH_CUDA)
+#if defined(SPILLWAY_WITH_CUDA) && SPILLWAY_WITH_CUDA
 #  include <spillway/cuda.hpp>
 #endif
 
@@ -106,7 +106,7 @@ class Reservations {
   typename Policies::device device_;
 };
 
-#if defined(SPILLWAY_WITH_CUDA)
+#if defined(SPILLWAY_WITH_CUDA) && SPILLWAY_WITH_CUDA
 /// `cudaMallocAsync` from a pool that does not release memory to the device.
 class CudaPool {
  public:
@@ -143,7 +143,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   benchmark::RegisterBenchmark("sim/spillway", replace_blocks<Ours<spillway::SimPolicies>>);
-#if defined(SPILLWAY_WITH_CUDA)
+#if defined(SPILLWAY_WITH_CUDA) && SPILLWAY_WITH_CUDA
   int gpus = 0;
   if (cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0) {
     benchmark::RegisterBenchmark("cuda/spillway", replace_blocks<Ours<spillway::CudaPolicies>>);

@@ -151,10 +151,10 @@ void measure_all(Bytes const& from, int rounds) {
   measure<spillway::Identity>(from, rounds);
   measure<spillway::ZeroBitmap>(from, rounds);
   measure<spillway::AsBfloat16>(from, rounds);
-#if defined(SPILLWAY_WITH_ZSTD)
+#if defined(SPILLWAY_WITH_ZSTD) && SPILLWAY_WITH_ZSTD
   measure<spillway::BytePlanes<spillway::Zstd>>(from, rounds);
 #endif
-#if defined(SPILLWAY_WITH_LZ4)
+#if defined(SPILLWAY_WITH_LZ4) && SPILLWAY_WITH_LZ4
   measure<spillway::BytePlanes<spillway::Lz4>>(from, rounds);
 #endif
 }

@@ -13,7 +13,7 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
-#if defined(SPILLWAY_WITH_CUDA)
+#if defined(SPILLWAY_WITH_CUDA) && SPILLWAY_WITH_CUDA
 #  include <spillway/cuda.hpp>
 #endif
 
@@ -197,13 +197,13 @@ void copies(benchmark::State& state) {
   device.destroy_stream(stream);
 }
 
-#if defined(SPILLWAY_WITH_CUDA)
+#if defined(SPILLWAY_WITH_CUDA) && SPILLWAY_WITH_CUDA
 struct OneByOneCuda : spillway::CudaApi {
   OneByOneCuda() : CudaApi{0, {.batched_copies = false}} {}
 };
 struct OneByOnePolicies : spillway::PoliciesFor<OneByOneCuda> {};
 #endif
-#if defined(SPILLWAY_WITH_CUDA_KERNELS)
+#if defined(SPILLWAY_WITH_CUDA_KERNELS) && SPILLWAY_WITH_CUDA_KERNELS
 struct KernelCuda : spillway::CudaApi {
   KernelCuda() : CudaApi{0, {.copy_kernel = &spillway::CudaCopyKernel::enqueue}} {
     if (!has_copy_kernel()) {
@@ -240,12 +240,12 @@ int main(int argc, char** argv) {
     return 2;
   }
   register_on<spillway::SimPolicies, 256_MiB>("sim");
-#if defined(SPILLWAY_WITH_CUDA)
+#if defined(SPILLWAY_WITH_CUDA) && SPILLWAY_WITH_CUDA
   int gpus = 0;
   if (cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0) {
     register_on<spillway::CudaPolicies, 8_GiB>("cuda");
     register_on<OneByOnePolicies, 8_GiB>("cuda_one_by_one", false);
-#  if defined(SPILLWAY_WITH_CUDA_KERNELS)
+#  if defined(SPILLWAY_WITH_CUDA_KERNELS) && SPILLWAY_WITH_CUDA_KERNELS
     register_on<KernelPolicies, 8_GiB>("cuda_kernel", false);
 #  endif
   }

@@ -22,7 +22,7 @@
 #include <utility>
 
 #include <benchmark/benchmark.h>
-#if defined(SPILLWAY_WITH_NVCOMP)
+#if defined(SPILLWAY_WITH_NVCOMP) && SPILLWAY_WITH_NVCOMP
 #  include <spillway/nvcomp_codecs.cuh>
 #endif
 
@@ -176,7 +176,7 @@ int main(int argc, char** argv) {
     add<CudaZeroBitmap>("zero_bitmap", zeros);
   }
   add<CudaAsBfloat16>("bfloat16", 0);
-#if defined(SPILLWAY_WITH_NVCOMP)
+#if defined(SPILLWAY_WITH_NVCOMP) && SPILLWAY_WITH_NVCOMP
   add<CudaBytePlanes<NvcompAns>>("byte_planes_ans", 0);
   add<CudaBytePlanes<NvcompLz4>>("byte_planes_lz4", 0);
 #endif

@@ -12,7 +12,7 @@
 #include <spillway/policy/null_policies.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
-#if defined(SPILLWAY_WITH_CUDA)
+#if defined(SPILLWAY_WITH_CUDA) && SPILLWAY_WITH_CUDA
 #  include <spillway/cuda.hpp>
 #endif
 
@@ -153,7 +153,7 @@ int main(int argc, char** argv) {
   register_on<spillway::SimPolicies>("sim");
   register_on<OnHost<spillway::HostRemap::mappings>>("host_mappings");
   register_on<OnHost<spillway::HostRemap::pages>>("host_pages");
-#if defined(SPILLWAY_WITH_CUDA)
+#if defined(SPILLWAY_WITH_CUDA) && SPILLWAY_WITH_CUDA
   int gpus = 0;
   if (cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0) {
     register_on<spillway::CudaPolicies>("cuda");

@@ -3,7 +3,7 @@
 
 #include "bandwidth.hpp"
 
-#if defined(SPILLWAY_WITH_CUDA)
+#if defined(SPILLWAY_WITH_CUDA) && SPILLWAY_WITH_CUDA
 
 #  include <spillway/cuda.hpp>
 
@@ -13,7 +13,7 @@ namespace bandwidth {
 
 void measure_on_cuda(Settings const& settings, Report const& report) {
   spillway::CudaOptions options;
-#  if defined(SPILLWAY_WITH_CUDA_KERNELS)
+#  if defined(SPILLWAY_WITH_CUDA_KERNELS) && SPILLWAY_WITH_CUDA_KERNELS
   options.copy_kernel = settings.has_copy_kernel ? &spillway::CudaCopyKernel::enqueue : nullptr;
 #  endif
   spillway::CudaApi device{0, options};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "replay.hpp"
 
-#if defined(SPILLWAY_WITH_CUDA)
+#if defined(SPILLWAY_WITH_CUDA) && SPILLWAY_WITH_CUDA
 
 #  include <spillway/cuda.hpp>
 

@@ -5,7 +5,7 @@
 #include "copy_kernel_test.cu"
 #include "graph_test.cu"
 #include "interop_test.cu"
-#if defined(SPILLWAY_WITH_NVCOMP)
+#if defined(SPILLWAY_WITH_NVCOMP) && SPILLWAY_WITH_NVCOMP
 #  include "nvcomp_test.cu"
 #endif
 #include "share_test.cu"

@@ -4,7 +4,7 @@
 #include <spillway/device/cuda/cuda_api.hpp>
 #include <spillway/testing/device_contracts.hpp>
 #include <spillway/testing/stream_codec_contract.hpp>
-#if defined(SPILLWAY_WITH_NVCOMP)
+#if defined(SPILLWAY_WITH_NVCOMP) && SPILLWAY_WITH_NVCOMP
 #  include <spillway/nvcomp_codecs.cuh>
 #else
 #  include <spillway/cuda_kernels.cuh>
@@ -56,7 +56,7 @@ TEST_SUITE("cuda_codecs") {
   TEST_CASE_TEMPLATE_INVOKE(stream_codec_contract,
                             CodecOnDevice<CudaZeroBitmap, CudaApi>,
                             CodecOnDevice<CudaAsBfloat16, CudaApi>);
-#if defined(SPILLWAY_WITH_NVCOMP)
+#if defined(SPILLWAY_WITH_NVCOMP) && SPILLWAY_WITH_NVCOMP
   TEST_CASE_TEMPLATE_INVOKE(stream_codec_contract,
                             CodecOnDevice<CudaBytePlanes<NvcompAns>, CudaApi>,
                             CodecOnDevice<CudaBytePlanes<NvcompLz4>, CudaApi>);

@@ -18,11 +18,11 @@
 #include <cstdlib>
 
 /// Checks an invariant of the library. Enabled unless NDEBUG is defined and SPILLWAY_CHECKED is
-/// not.
+/// not, or is 0.
 ///
 /// After a broken invariant memory may already be corrupt, so the check ends the program instead of
 /// throwing.
-#if !defined(NDEBUG) || defined(SPILLWAY_CHECKED)
+#if !defined(NDEBUG) || (defined(SPILLWAY_CHECKED) && SPILLWAY_CHECKED)
 #  define SPILLWAY_ASSERT(condition)                                                               \
     ((condition) ? static_cast<void>(0)                                                            \
                  : ::spillway::detail::assertion_failed(#condition, __FILE__, __LINE__))

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <vector>
 
-#if defined(SPILLWAY_WITH_XXHASH)
+#if defined(SPILLWAY_WITH_XXHASH) && SPILLWAY_WITH_XXHASH
 #  if defined(SPILLWAY_COMPILED)
 #    error "spillway::compiled has no checksums: link spillway::spillway instead"
 #  endif
@@ -29,7 +29,7 @@ namespace spillway::detail {
 class FileChecksums {
  public:
   static constexpr std::size_t unit_bytes = 4096;
-#if defined(SPILLWAY_WITH_XXHASH)
+#if defined(SPILLWAY_WITH_XXHASH) && SPILLWAY_WITH_XXHASH
   static constexpr bool is_available = true;
 #else
   static constexpr bool is_available = false;
@@ -69,7 +69,7 @@ class FileChecksums {
   };
 
   [[nodiscard]] static std::uint32_t sum_of([[maybe_unused]] std::byte const* unit) noexcept {
-#if defined(SPILLWAY_WITH_XXHASH)
+#if defined(SPILLWAY_WITH_XXHASH) && SPILLWAY_WITH_XXHASH
     return static_cast<std::uint32_t>(XXH3_64bits(unit, unit_bytes));
 #else
     return 0;

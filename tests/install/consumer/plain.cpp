@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device/sim/sim_api.hpp>
 
-#if defined(SPILLWAY_WITH_CUDA)
+#if defined(SPILLWAY_WITH_CUDA) && SPILLWAY_WITH_CUDA
 #  error "a program that did not ask for CUDA was given it"
 #endif
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <spillway/cuda.hpp>
-#if defined(SPILLWAY_WITH_CUDA_CODECS)
+#if defined(SPILLWAY_WITH_CUDA_CODECS) && SPILLWAY_WITH_CUDA_CODECS
 #  include <spillway/cuda_codecs.hpp>
 #endif
 #include <spillway/device/cuda/copy_kernel.hpp>
@@ -28,7 +28,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#if defined(SPILLWAY_WITH_CUDA_CODECS)
+#if defined(SPILLWAY_WITH_CUDA_CODECS) && SPILLWAY_WITH_CUDA_CODECS
 template <>
 struct spillway::framework::CodecsOn<spillway::CudaApi> {
   using lossless = CudaZeroBitmap;
@@ -40,7 +40,8 @@ namespace spillway::torch {
 
 inline CudaOptions cuda_device_options() {
   CudaOptions options;
-#if defined(SPILLWAY_WITH_CUDA_CODECS)  // defined if the module contains the library's kernels
+// The macro is 1 if the module contains the library's kernels.
+#if defined(SPILLWAY_WITH_CUDA_CODECS) && SPILLWAY_WITH_CUDA_CODECS
   options.copy_kernel = &CudaCopyKernel::enqueue;
 #endif
   return options;
@@ -158,7 +159,7 @@ struct CudaSite {
   }
   /// Returns the reason why no tensor can have a codec; null if tensors can.
   static char const* codec_refusal() {
-#if defined(SPILLWAY_WITH_CUDA_CODECS)
+#if defined(SPILLWAY_WITH_CUDA_CODECS) && SPILLWAY_WITH_CUDA_CODECS
     return CudaZeroBitmap::runs_on(state()->device)
                ? nullptr
                : "the kernels of codecs were not compiled for this GPU: build for its architecture "

@@ -13,21 +13,17 @@
 #include <span>
 #include <string_view>
 
-#if defined(SPILLWAY_WITH_LZ4)
+#if defined(SPILLWAY_WITH_LZ4) && SPILLWAY_WITH_LZ4
 #  include <lz4.h>
 #endif
-#if defined(SPILLWAY_WITH_ZSTD)
+#if defined(SPILLWAY_WITH_ZSTD) && SPILLWAY_WITH_ZSTD
 #  include <zstd.h>
 #endif
 
 namespace spillway {
 
-#if !defined(SPILLWAY_WITH_ZSTD)
-struct Zstd;  // defined below if the macro is
-#endif
-#if !defined(SPILLWAY_WITH_LZ4)
-struct Lz4;
-#endif
+class Zstd;  // defined below in programs that link spillway::zstd
+class Lz4;
 
 namespace detail {
 template <class T>
@@ -181,7 +177,7 @@ class BytePlanes {
   std::unique_ptr<std::byte[]> scratch_;  // the planes of one part, each with room for the longest
 };
 
-#if defined(SPILLWAY_WITH_ZSTD)
+#if defined(SPILLWAY_WITH_ZSTD) && SPILLWAY_WITH_ZSTD
 
 /// A compressor for `BytePlanes`: Zstandard at level 1, its fastest regular level.
 class Zstd {
@@ -221,7 +217,7 @@ static_assert(Codec<BytePlanes<Zstd>>);
 
 #endif
 
-#if defined(SPILLWAY_WITH_LZ4)
+#if defined(SPILLWAY_WITH_LZ4) && SPILLWAY_WITH_LZ4
 
 /// A compressor for `BytePlanes`: LZ4, which is faster than Zstandard, in particular when it
 /// decompresses, and compresses repeated byte sequences only.
