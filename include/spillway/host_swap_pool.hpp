@@ -132,8 +132,9 @@ class HostSwapPool {
     return codecs_.link_share(coding);
   }
 
-  /// Takes a slot for `bytes` bytes in the first tier that has room without growing. The slot gets
-  /// the codec if that works in this tier and has not been given up. Makes no device call.
+  /// Takes a slot for `bytes` bytes in the first tier that has room without growing. A slot for 0
+  /// bytes is as long as one for 1 byte. The slot gets the codec if that works in this tier and has
+  /// not been given up. Makes no device call.
   ///
   /// @returns the slot; nothing if no tier has room
   /// @throws std::bad_alloc, with nothing changed

@@ -68,6 +68,18 @@ TEST_SUITE("host_ledger") {
     CHECK_FALSE(now.ledger.can_take(HostTier::pinned, 1, slab_bytes));
   }
 
+  TEST_CASE("HostLedger: a slot for no bytes takes as much room as one for a single byte") {
+    Bench now;
+    now.add(HostTier::pinned);
+    auto const none = now.ledger.try_take(0).value();
+    auto const one = now.ledger.try_take(1).value();
+
+    CHECK(none != one);
+    CHECK(now.slot(none).bytes == now.slot(one).bytes);
+    CHECK(now.ledger.stats(HostTier::pinned).used_bytes == 2 * now.slot(one).bytes);
+    CHECK(now.ledger.give_back(none, Fence{}));
+  }
+
   TEST_CASE("HostLedger: a tier grows by at least the requested bytes, up to its capacity") {
     Bench now;
     auto const growth = [&](std::size_t bytes, std::size_t least) {

@@ -283,7 +283,7 @@ class BasicHostLedger {
   void set_first_tier(HostTier tier) noexcept { first_tier_ = tier; }
   [[nodiscard]] HostTier first_tier() const noexcept { return first_tier_; }
   /// Takes a slot in the first tier that has room, in several pieces if need be. It gets the wanted
-  /// codec if there is room for that, else none.
+  /// codec if there is room for that, else none. A slot for 0 bytes is as long as one for 1 byte.
   ///
   /// @throws std::bad_alloc, with nothing changed
   [[nodiscard]] std::optional<HostSlotId>
