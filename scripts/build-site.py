@@ -4,8 +4,8 @@
 
     scripts/build-site.py FOLDER
 
-Needs mkdocs-material (pip install mkdocs-material). Files outside of docs/ that a page links to become part of the site. If
-Doxygen is found, the names in docs/api.md become links to pages that are made from the headers' comments.
+Needs Python 3.10 and mkdocs-material (pip install mkdocs-material). Files outside of docs/ that a page links to become part
+of the site. If Doxygen is found, the names in docs/api.md become links to pages that are made from the headers' comments.
 """
 import os
 import pathlib

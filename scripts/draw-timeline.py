@@ -55,8 +55,12 @@ def replay(programs, trace, *options):
     """Returns the JSON result of spillway-replay and the events of the timeline that it writes."""
     with tempfile.TemporaryDirectory() as work:
         (pathlib.Path(work) / "trace.csv").write_text(trace)
-        done = subprocess.run([programs / "spillway-replay", "trace.csv", "--json", "--timeline", "timeline.json", *options],
-                              cwd=work, check=True, capture_output=True, text=True)
+        try:
+            done = subprocess.run([programs / "spillway-replay", "trace.csv", "--json", "--timeline", "timeline.json", *options],
+                                  cwd=work, check=True, capture_output=True, text=True)
+        except OSError as error:
+            sys.exit(f"draw-timeline.py: {error.filename}: {error.strerror}; build the program, or name its folder with "
+                     "--programs")
         return json.loads(done.stdout), json.loads((pathlib.Path(work) / "timeline.json").read_text())["traceEvents"]
 
 

@@ -70,8 +70,11 @@ PROCESSORS = threading.BoundedSemaphore(os.cpu_count())
 
 
 def run(*command):
-    with PROCESSORS:
-        result = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    try:
+        with PROCESSORS:
+            result = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    except OSError as error:
+        sys.exit(f"figures.py: {command[0]}: {error.strerror}; build the programs, or name their folder with --programs")
     if result.returncode != 0:
         sys.exit(f"figures.py: {' '.join(map(str, command))} failed:\n{result.stderr}")
     return result.stdout

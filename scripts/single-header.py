@@ -40,8 +40,11 @@ def expand(header: str, seen: set[str]) -> list[str]:
 
 def main() -> None:
     header = sys.argv[1] if len(sys.argv) > 1 else "spillway/spillway.hpp"
-    if len(sys.argv) > 2 or not (INCLUDE / header).is_file():
+    if len(sys.argv) > 2 or header.startswith("-"):
         raise SystemExit(__doc__)
+    if not (INCLUDE / header).is_file():
+        raise SystemExit(f"single-header.py: {INCLUDE / header}: there is no such header; name one as in an #include, such as "
+                         "spillway/sim.hpp")
     text = "\n".join([LICENCE, f"// Made of {header} by scripts/single-header.py: do not edit.",
                       "#ifndef SPILLWAY_SINGLE_HEADER", "#define SPILLWAY_SINGLE_HEADER", "",
                       *expand(header, {header}), "", "#endif  // SPILLWAY_SINGLE_HEADER", ""])

@@ -19,3 +19,5 @@ with tempfile.TemporaryDirectory() as name:
         done = subprocess.run([sys.executable, figures, "--check", "--programs", programs], cwd=start, capture_output=True,
                               text=True, env={**os.environ, "PATH": f"{folder / 'elsewhere'}:{os.environ['PATH']}"})
         assert done.returncode == 1 and "the right one" in done.stderr and "another one" not in done.stderr, (programs, done)
+    done = subprocess.run([sys.executable, figures, "--check", "--programs", folder / "nowhere"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.endswith("--programs\n") and done.stderr.count("\n") == 1, done

@@ -45,6 +45,26 @@ for segment in snapshot["segments"]:
 (failure,) = [entry for entry in snapshot["device_traces"][0] if entry["action"] == "oom"]
 assert failure["size"] == 768 * 1024 and 0 < failure["device_free"] < 768 * 1024
 
-# Without arguments the script prints its usage.
-refused = subprocess.run([sys.executable, script], capture_output=True, text=True)
-assert refused.returncode != 0 and "Usage" in refused.stderr
+
+
+def refused(*arguments):
+    done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True)
+    assert done.returncode == 1 and not done.stdout, done
+    return done.stderr
+
+
+# Without arguments the script prints its usage. What it cannot convert is told in one line, and nothing is written.
+assert "Usage" in refused()
+with tempfile.TemporaryDirectory() as folder:
+    source, target = pathlib.Path(folder, "snapshot.json"), pathlib.Path(folder, "snapshot.pickle")
+    told = [refused(source, target)]
+    for text in (b"{", b"\xff", b"[" * 100_000, b"[]", b"{}", b'{"segments": [1]}', b'{"segments": [{}]}'):
+        source.write_bytes(text)
+        told.append(refused(source, target))
+        assert not target.exists(), text
+    source.write_bytes(printed)
+    told += [refused(source, folder), refused(source, "/dev/full")]
+named = [source] * 8 + [folder, "/dev/full"]
+for line, name in zip(told, named):
+    assert line.startswith(f"snapshot-to-pickle.py: {name}") and line.count("\n") == 1, line
+assert len(told) == len(named)
