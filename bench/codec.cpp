@@ -175,7 +175,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   app.add_option("--zeros", zeros, "share of zeros among the elements")
-      ->check(command_line::share())
+      ->check(command_line::number_from(0, 1))
       ->capture_default_str();
   app.add_option("files", files, "raw tensors to encode instead")->check(CLI::ExistingFile);
   return command_line::run(app, argc, argv, [&] {

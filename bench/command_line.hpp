@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <charconv>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <functional>
 #include <iostream>
 #include <map>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -54,16 +57,36 @@ inline CLI::Validator link_gbps() {
           "GB/s in [1e-9 - 1e9]"};
 }
 
-/// A number from 0 to 1. `CLI::Range` accepts NaN.
-inline CLI::Validator share() {
-  return {[](std::string& text) {
+/// A number of the range. `CLI::Range` accepts NaN.
+inline CLI::Validator number_from(double least, double most) {
+  auto const shown = [](double number) {
+    std::ostringstream text;
+    text << number;
+    return text.str();
+  };
+  return {[=](std::string& text) {
             double number = 0;
             bool const is_number = CLI::detail::lexical_cast(text, number);
-            return is_number && number >= 0 && number <= 1
+            return is_number && number >= least && number <= most
                        ? std::string{}
-                       : "expected a number from 0 to 1, not '" + text + "'";
+                       : "expected a number from " + shown(least) + " to " + shown(most) +
+                             ", not '" + text + "'";
           },
-          "NUMBER in [0 - 1]"};
+          "NUMBER in [" + shown(least) + " - " + shown(most) + "]"};
+}
+
+/// A whole number of 64 bits, such as a seed. CLI itself takes -1 for the largest one, and so a
+/// number that is too large.
+inline CLI::Validator whole_number() {
+  return {[](std::string& text) {
+            std::uint64_t number = 0;
+            char const* const end = text.data() + text.size();
+            auto const [past, error] = std::from_chars(text.data(), end, number);
+            return error == std::errc{} && past == end
+                       ? std::string{}
+                       : "expected a whole number from 0 to 2^64 - 1, not '" + text + "'";
+          },
+          ""};
 }
 
 /// A number of bytes that is a multiple of `unit`.

@@ -15,6 +15,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -162,8 +163,13 @@ void add(std::string const& name, unsigned zeros_percent) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
+    return 2;
+  }
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::fprintf(stderr, "bench_gpu_codec: there is no GPU\n");
     return 77;
   }
   for (auto const& [way, kind] :
@@ -180,7 +186,6 @@ int main(int argc, char** argv) {
   add<CudaBytePlanes<NvcompAns>>("byte_planes_ans", 0);
   add<CudaBytePlanes<NvcompLz4>>("byte_planes_lz4", 0);
 #endif
-  benchmark::Initialize(&argc, argv);
   benchmark::RunSpecifiedBenchmarks();
   return 0;
 }

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
+#include <iomanip>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -45,6 +47,16 @@ struct Arguments {
   std::size_t steps = 2;
   bool is_csv = false;
 };
+
+/// The text as a field of CSV, in quotation marks if it has a character that would end the field.
+std::string csv_text(std::string const& text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) {
+    return text;
+  }
+  std::ostringstream field;
+  field << std::quoted(text, '"', '"');  // a quotation mark in the text is doubled
+  return field.str();
+}
 
 class Bench {
  public:
@@ -137,7 +149,7 @@ class Bench {
     }
     if (arguments_.is_csv) {
       std::printf("%s,%g,%g,%s,%d,%.0f,%.0f,%.0f\n",
-                  name_.c_str(),
+                  csv_text(name_).c_str(),
                   link_gbps,
                   factor,
                   policy.name,

@@ -209,7 +209,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
          "--codec", settings.codec, "sim, through allocator: how blocks are written in host memory")
       ->transform(command_line::one_of(codecs));
   app.add_option("--zeros", settings.zeros, "share of zeros in what a codec is given")
-      ->check(command_line::share())
+      ->check(command_line::number_from(0, 1))
       ->capture_default_str();
   app.add_option(
          "--staging-bytes", settings.staging_bytes, "of one pinned chunk of the slower tiers")
@@ -226,7 +226,8 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--repetitions", settings.repetitions, "of which the median is shown")
       ->check(CLI::Range(std::size_t{1}, std::size_t{10'000}))
       ->capture_default_str();
-  app.add_option("--seed", settings.seed, "of the order of scattered blocks");
+  app.add_option("--seed", settings.seed, "of the order of scattered blocks")
+      ->check(command_line::whole_number());
   app.add_flag("--json", arguments.json, "print an array of rows");
 }
 

@@ -14,7 +14,8 @@ namespace replay {
 class TraceError : public std::invalid_argument {
  public:
   TraceError(std::filesystem::path const& file, std::size_t line, std::string const& what)
-      : std::invalid_argument{file.string() + ":" + std::to_string(line) + ": " + what} {}
+      : std::invalid_argument{file.string() + (line == 0 ? "" : ":" + std::to_string(line)) + ": " +
+                              what} {}
 };
 
 /// One tensor of a trace.

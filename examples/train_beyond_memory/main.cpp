@@ -63,6 +63,7 @@ int main(int argc, char** argv) {
       ->check(command_line::positive_number())
       ->capture_default_str();
   app.add_option("--seed", training.seed, "Seed of the weights and of the order of the pictures")
+      ->check(command_line::whole_number())
       ->capture_default_str();
   app.add_flag("--recompute",
                training.recompute,
@@ -75,7 +76,7 @@ int main(int argc, char** argv) {
                std::chrono::duration<double, std::micro>{us});
          },
          "Time in us that computing such a layer again is taken to need; otherwise measured")
-      ->check(CLI::Range{0.0, 1e9});
+      ->check(command_line::number_from(0, 1e9));
   app.add_option("--link-gbps",
                  options.link_gbps,
                  "What the host link is taken for each way, in GB/s, and what that of sim has")

@@ -99,6 +99,7 @@ refused = {
     ("--device", "cuda", "--link-gbps", "1"): "--device sim",
     ("--min-size", "4097", "--max-size", "64KiB"): "--min-size: expected a multiple of 256",
     ("--max-size", "65535"): "--max-size: expected a multiple of 256",
+    ("--seed", "-1"): "--seed: expected a whole number",
     ("--link-gbps", "nan"): "--link-gbps",
     ("--link-gbps", "1e-10"): "--link-gbps",
     ("--link-gbps", "1e11"): "--link-gbps",

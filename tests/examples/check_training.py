@@ -97,7 +97,8 @@ def check_recomputation() -> None:
                     for time in ("10000", "10"))  # given, not measured, so that the machine's load does not matter
     assert copied["bitwise_equal"] and copied["recomputed_bytes"] == 0, copied
     assert made["bitwise_equal"] and made["recomputed_bytes"] > 0, made
-    assert "--recompute-us" in run("--recompute-us", "-1", status=2).stderr
+    for time in ("-1", "nan"):
+        assert "--recompute-us: expected a number from 0" in run("--recompute-us", time, status=2).stderr
     for link in ("0", "1e-12", "1e300"):
         assert "--link-gbps: expected GB/s from 1e-9" in run("--link-gbps", link, status=2).stderr
 
@@ -107,6 +108,8 @@ def check_failures() -> None:
     assert "above 0" in run("--capacity", "0", status=2).stderr
     assert "--capacity" in run("--capacity", "1e300", status=2).stderr
     assert "--batch" in run("--batch", "100000", status=2).stderr
+    for seed in ("-1", "18446744073709551616"):
+        assert "--seed: expected a whole number" in run("--seed", seed, status=2).stderr
     assert "--frobnicate" in run("--frobnicate", status=2).stderr
     assert run("--version").stdout.startswith("train_beyond_memory 0.")
     with open("/dev/full", "w") as full:

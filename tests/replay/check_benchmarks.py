@@ -2,6 +2,7 @@
 """Runs bench_overlap and bench_eviction_quality on a small trace, and checks which options they refuse.
 
 Usage: check_benchmarks.py FOLDER-OF-PROGRAMS"""
+import csv
 import pathlib
 import subprocess
 import sys
@@ -42,6 +43,11 @@ with tempfile.TemporaryDirectory() as folder:
     rows = [line.split(",") for line in out.splitlines()[1:]]
     expect(status == 0 and len(rows) == 3 and all(float(row[5]) >= 0.999 * float(row[6]) > 0 for row in rows),
            f"no step takes less than its least: {out}{err}")
+    trace = trace.rename(trace.with_name('a "b",c.csv'))
+    _, out, err = run("bench_overlap", "--csv", "--capacity", "0.7", "--link-gbps", "1")
+    rows = list(csv.DictReader(out.splitlines()))
+    expect(len(rows) == 3 and {(row["trace"], row["link_gbps"], None in row) for row in rows} == {(trace.name, "1", False)},
+           f"a name with commas is one field: {out}{err}")
     status, out, err = run("bench_eviction_quality", "--time", "--capacity", "0.3,0.7")
     expect(status == 0 and "0.30     less than the largest operation needs" in out and "%" in out.splitlines()[-1],
            f"planning is timed where the steps fit: {out}{err}")

@@ -276,7 +276,6 @@ expect(made[0].count(",1,") >= 10, "weights are marked")
 # Bad input: exit status 2, and a message that names the file and the line.
 header = "id,lower,upper,size\n"
 bad = {
-    "": 0,
     "id,lower,size\n": 1,
     header: 1,
     header + "1,0,10,100\n2,5\n": 3,
@@ -304,6 +303,8 @@ for number, (text, line) in enumerate(bad.items()):
     status, out, err = run(text, "--json", name=f"bad{number}.csv")
     expect(status == 2 and not out, f"bad trace {number}: exit status {status}")
     expect(f"bad{number}.csv:{line}:" in err, f"bad trace {number}: names its line {line}: {err!r}")
+status, out, err = run("", name="empty.csv")
+expect(status == 2 and err.endswith("/empty.csv: the file is empty\n"), f"an empty trace has no line to name: {err!r}")
 status, out, err = run(header + "1,0,10\n")
 expect("expected 4 columns, not 3" in err, f"a short row is called short: {err!r}")
 expect(replay("\ufeff" + small)["lower_bound_bytes"] == 1024 + 2048, "a byte order mark is no part of the header")
