@@ -9,6 +9,7 @@
 // milliseconds.
 #include <spillway/interop/torch.hpp>
 
+#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
@@ -16,8 +17,11 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <limits>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -30,9 +34,22 @@ namespace {
 
 using Support = spillway::torch::HostSupport;
 
-[[nodiscard]] std::size_t number_in(char const* variable) {
+/// Returns the number in an environment variable, or 0 if it is not set.
+///
+/// @throws std::invalid_argument if it is no whole number up to `most`
+[[nodiscard]] std::size_t number_in(char const* variable, std::size_t most) {
   char const* const text = std::getenv(variable);
-  return text == nullptr ? 0 : std::strtoul(text, nullptr, 10);
+  if (text == nullptr || *text == '\0') {
+    return 0;
+  }
+  char const* const end = text + std::strlen(text);
+  std::size_t number = 0;
+  auto const [past, error] = std::from_chars(text, end, number);
+  if (error != std::errc{} || past != end || number > most) {
+    throw std::invalid_argument{std::string{"spillway: "} + variable + " is '" + text +
+                                "': set it to a whole number up to " + std::to_string(most)};
+  }
+  return number;
 }
 
 void print_statistics() {
@@ -48,18 +65,21 @@ void print_statistics() {
 /// Installs support when the library is loaded, which is after PyTorch and before `main`.
 struct Installed {
   Installed() {
+    std::chrono::milliseconds period{0};
     try {
+      constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+      constexpr std::size_t day_ms = 24UL * 60 * 60 * 1000;
       spillway::torch::InstallOptions options;
-      options.limit = number_in("SPILLWAY_LIMIT_MIB") << 20U;
-      options.least_bytes = number_in("SPILLWAY_LEAST_BYTES");
+      options.limit = number_in("SPILLWAY_LIMIT_MIB", most >> 20U) << 20U;
+      options.least_bytes = number_in("SPILLWAY_LEAST_BYTES", most);
+      period = std::chrono::milliseconds{number_in("SPILLWAY_RECLAIM_MS", day_ms)};
       Support::install(options);
     } catch (std::exception const& error) {
       std::fprintf(stderr, "%s\n", error.what());
       std::_Exit(1);
     }
     (void)std::atexit(&print_statistics);
-    if (auto const period = std::chrono::milliseconds{number_in("SPILLWAY_RECLAIM_MS")};
-        period.count() != 0) {
+    if (period.count() != 0) {
       std::thread{[period] {
         try {
           for (;;) {

@@ -58,3 +58,8 @@ def test_a_program_that_was_compiled_before_runs_with_the_preloaded_library(tmp_
         printed, statistics = output_of(program, LD_PRELOAD=str(library), SPILLWAY_LEAST_BYTES="1", **environment)
         assert printed == alone
         assert swapped_out_mib(statistics) > 0
+    for variable, text in (("SPILLWAY_LIMIT_MIB", "4GiB"), ("SPILLWAY_LEAST_BYTES", "-1"), ("SPILLWAY_RECLAIM_MS", "1e3")):
+        refused = subprocess.run([program], capture_output=True, text=True, timeout=600,
+                                 env={**os.environ, "LD_PRELOAD": str(library), variable: text})
+        assert refused.returncode == 1 and refused.stdout == "" and refused.stderr.startswith(
+            f"spillway: {variable} is '{text}': set it to a whole number up to "), refused
