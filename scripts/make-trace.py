@@ -125,6 +125,8 @@ def main():
     for name in "operations", "live", "uses", "operands":
         if getattr(options, name) < 1:
             parser.error(f"--{name} is 1 or more")
+    if options.weights < 0:
+        parser.error("--weights is 0 or more")
     if not options.lifetimes and options.live <= options.weights and options.live < options.operands:
         # All live blocks are weights, which are never freed, so an operation would search for another operand for ever.
         parser.error(f"{options.live} weights alive at once cannot be {options.operands} operands of an operation")

@@ -251,7 +251,8 @@ dots = [float(element.get("cx")) for element in elements.iter("{http://www.w3.or
 panels = [rect for rect in elements.iter("{http://www.w3.org/2000/svg}rect") if rect.get("class") == "frame"]
 right = float(panels[0].get("x")) + float(panels[0].get("width"))
 expect(dots and max(dots) <= right, f"more than the peak is drawn inside its panel: {dots}")
-for options in (["--live", "0"], ["--operations", "0"], ["--uses", "0"], ["--operands", "-1"], ["--live", "2", "--operands", "3", "--weights", "2"]):
+for options in (["--live", "0"], ["--operations", "0"], ["--uses", "0"], ["--operands", "-1"], ["--weights", "-1"],
+                ["--live", "2", "--operands", "3", "--weights", "2"]):
     refused = subprocess.run([sys.executable, MAKE_TRACE, *options], capture_output=True, text=True)
     expect(refused.returncode == 2 and not refused.stdout, f"no trace of {options}: {refused.stderr}")
 
