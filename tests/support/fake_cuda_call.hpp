@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -23,6 +24,7 @@ inline Fake* fake = nullptr;  // the one that exists
 inline thread_local cudaError_t last_error = cudaSuccess;
 inline thread_local std::vector<CUcontext> contexts;
 inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+inline thread_local bool is_host_function = false;  // the thread runs one of a stream
 
 inline std::uintptr_t value_of(void const* p) {
   return reinterpret_cast<std::uintptr_t>(p);
@@ -48,12 +50,23 @@ inline void require(bool holds, cudaError_t code = cudaErrorInvalidValue) {
 inline void require_safe() {
   require(!fake->refuses_unsafe_calls(), cudaErrorStreamCaptureUnsupported);
 }
+/// For calls that ask or wait for the work of a stream or of an event.
+inline void require_uncaptured(std::shared_ptr<Fake::Capture> const& capture, cudaError_t code) {
+  if (capture != nullptr) {
+    fake->break_capture(*capture);
+    throw Failure{code};
+  }
+}
 
 /// Runs the body of one function: counts it, fails if asked to, turns exceptions into a code.
 template <class Body>
 cudaError_t call(char const* name, Body body) {
   if (fake == nullptr) {
     return last_error = cudaErrorInitializationError;
+  }
+  if (is_host_function) {
+    std::fprintf(stderr, "%s: called by a host function\n", name);
+    return last_error = cudaErrorNotPermitted;
   }
   Lock const lock{fake->mutex};
   cudaError_t status = cudaSuccess;

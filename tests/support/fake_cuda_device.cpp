@@ -11,7 +11,10 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <support/fake_cuda_call.hpp>
 
@@ -130,10 +133,12 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream,
                                      cudaGraphNode_t const** /*dependencies*/,
                                      cudaGraphEdgeData const** /*edges*/,
                                      std::size_t* /*count*/) {
-  if (id != nullptr) {
-    *id = 1;
+  cudaError_t const asked = cudaStreamIsCapturing(stream, status);
+  if (asked == cudaSuccess && *status != cudaStreamCaptureStatusNone && id != nullptr) {
+    Lock const lock{fake->mutex};
+    *id = fake->stream_of(stream).capture->id;
   }
-  return cudaStreamIsCapturing(stream, status);
+  return asked;
 }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned /*flags*/) {
   return cudaEventRecord(event, stream);
@@ -191,9 +196,12 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode /*
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   return call("cudaStreamEndCapture", [&] {
-    auto const captured = new Fake::Graph(fake->end_capture(stream));
-    *graph = reinterpret_cast<cudaGraph_t>(captured);
-    require(!fake->is_capture_broken(), cudaErrorStreamCaptureInvalidated);
+    std::shared_ptr<Fake::Capture> const capture = fake->stream_of(stream).capture;
+    Fake::Graph captured = fake->end_capture(stream);
+    bool const is_broken = capture->is_broken;
+    *graph =
+        is_broken ? nullptr : reinterpret_cast<cudaGraph_t>(new Fake::Graph(std::move(captured)));
+    require(!is_broken, cudaErrorStreamCaptureInvalidated);
   });
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* /*nodes*/, std::size_t* count) {

@@ -200,7 +200,7 @@ CUresult stream_wait_value(CUstream handle, CUdeviceptr address, cuuint32_t valu
     require(flags == CU_STREAM_WAIT_VALUE_GEQ && address % sizeof value == 0 &&
             fake->contains(word, sizeof value, false));
     Fake::Stream& stream = fake->stream_of(handle);
-    require(!stream.is_capturing, cudaErrorStreamCaptureUnsupported);
+    require(stream.capture == nullptr, cudaErrorStreamCaptureUnsupported);
     spillway::detail::launch_callable(*stream.device->sim, stream.sim, [word, value]() noexcept {
       std::atomic_ref<std::uint32_t> const now{*static_cast<std::uint32_t*>(word)};
       while (static_cast<std::int32_t>(now.load() - value) < 0) {

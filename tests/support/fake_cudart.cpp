@@ -18,21 +18,29 @@ using namespace fake_cuda;
 
 namespace {
 
+/// The stream, if work may be enqueued on it.
+Fake::Stream& usable(cudaStream_t handle) {
+  Fake::Stream& stream = fake->stream_of(handle);
+  if (&stream == &stream.device->null_stream) {
+    for (Fake::Stream const* const other : fake->streams) {
+      if (other->device == stream.device && other->is_blocking) {
+        require_uncaptured(other->capture, cudaErrorStreamCaptureImplicit);
+      }
+    }
+  }
+  require(stream.capture == nullptr || !stream.capture->is_broken,
+          cudaErrorStreamCaptureInvalidated);
+  return stream;
+}
+
 /// Enqueues, or adds to the graph if the stream is being captured.
 template <class Enqueue>
 void enqueue(cudaStream_t handle, Enqueue work) {
-  Fake::Stream& stream = fake->stream_of(handle);
-  if (stream.is_capturing) {
-    stream.captured.push_back(work);
+  Fake::Stream& stream = usable(handle);
+  if (stream.capture != nullptr) {
+    stream.capture->graph.push_back(work);
+    ++stream.before[&stream];
   } else {
-    work(*stream.device->sim, stream.sim);
-  }
-}
-/// Enqueues the record of an event or a wait for one, unless the stream is being captured.
-template <class Enqueue>
-void enqueue_order(cudaStream_t handle, Enqueue work) {
-  Fake::Stream& stream = fake->stream_of(handle);
-  if (!stream.is_capturing) {
     work(*stream.device->sim, stream.sim);
   }
 }
@@ -57,12 +65,32 @@ Fake::Event& event_of(cudaEvent_t handle) {
   return *event;
 }
 
+/// A captured stream waits for an event, or an uncaptured one for a captured event: it joins.
+void wait_in_capture(Fake::Stream& stream, Fake::Event const& event) {
+  if (stream.capture != nullptr && stream.capture != event.capture) {
+    fake->break_capture(*stream.capture);
+    if (event.capture == nullptr) {
+      throw Failure{cudaErrorStreamCaptureIsolation};
+    }
+    fake->break_capture(*event.capture);
+    throw Failure{cudaErrorStreamCaptureMerge};
+  }
+  require(!event.capture->has_ended, cudaErrorCapturedEvent);
+  if (&stream == &stream.device->null_stream) {
+    require_uncaptured(event.capture, cudaErrorStreamCaptureImplicit);
+  }
+  stream.capture = event.capture;
+  for (auto const& [other, count] : event.before) {
+    std::size_t& known = stream.before[other];
+    known = std::max(known, count);
+  }
+}
+
 /// Makes a stream wait for an event of another device: a stream of that device tells it.
-void wait_elsewhere(cudaStream_t handle, Fake::Event const& event) {
+void wait_elsewhere(Fake::Stream const& stream, Fake::Event const& event) {
   auto const passed = std::make_shared<std::promise<void>>();
   event.device->sim->wait(event.device->relay, event.sim);
   event.device->sim->launch(event.device->relay, [passed] { passed->set_value(); });
-  Fake::Stream const& stream = fake->stream_of(handle);
   stream.device->sim->launch(stream.sim, [passed] { passed->get_future().wait(); });
 }
 
@@ -100,23 +128,36 @@ void Fake::unload() {
   Lock const lock{mutex};
   is_unloading = true;
 }
-void Fake::begin_capture(cudaStream_t stream) {
+void Fake::begin_capture(cudaStream_t handle) {
   Lock const lock{mutex};
-  stream_of(stream).is_capturing = true;
-  ++captures;
+  Stream& stream = stream_of(handle);
+  require(handle != nullptr, cudaErrorStreamCaptureUnsupported);
+  require(stream.capture == nullptr, cudaErrorIllegalState);
+  stream.capture = std::make_shared<Capture>(Capture{next_capture++, &stream});
+  captures.push_back(stream.capture);
   capture_is_broken = false;
 }
-Fake::Graph Fake::end_capture(cudaStream_t stream) {
+Fake::Graph Fake::end_capture(cudaStream_t handle) {
   Lock const lock{mutex};
-  stream_of(stream).is_capturing = false;
+  Stream& stream = stream_of(handle);
+  std::shared_ptr<Capture> const capture = stream.capture;
+  require(capture != nullptr, cudaErrorIllegalState);
+  require(capture->origin == &stream, cudaErrorStreamCaptureUnmatched);
+  Captured const joined = stream.before;
   for (Stream* const other : streams) {
-    other->has_joined = false;
+    if (other->capture == capture) {
+      auto const own = other->before.find(other);
+      auto const known = joined.find(other);
+      if (own != other->before.end() && (known == joined.end() || known->second < own->second)) {
+        break_capture(*capture);
+      }
+      other->capture = nullptr;
+      other->before.clear();
+    }
   }
-  for (Event* const event : events) {
-    event->is_captured = false;
-  }
-  --captures;
-  return std::exchange(stream_of(stream).captured, {});
+  capture->has_ended = true;
+  captures.erase(std::find(captures.begin(), captures.end(), capture));
+  return capture->is_broken ? Graph{} : std::exchange(capture->graph, {});
 }
 void Fake::launch(Graph const& graph, cudaStream_t stream) {
   Lock const lock{mutex};
@@ -216,18 +257,29 @@ bool Fake::may_copy(void const* p) {
   return range.kind != RangeKind::mapped || range.accessors.count(&current()) != 0;
 }
 
-bool Fake::has_passed(cudaEvent_t handle) const {
+bool Fake::has_passed(cudaEvent_t handle) {
   Event const& event = event_of(handle);
+  require_uncaptured(event.capture, cudaErrorCapturedEvent);
   return event.device->sim->is_complete(event.sim);
 }
 bool Fake::refuses_unsafe_calls() {
-  bool const refuses = captures != 0 && capture_mode != cudaStreamCaptureModeRelaxed;
-  capture_is_broken = capture_is_broken || refuses;
-  return refuses;
+  if (capture_mode == cudaStreamCaptureModeRelaxed) {
+    return false;
+  }
+  for (auto const& capture : captures) {
+    break_capture(*capture);
+  }
+  return !captures.empty();
 }
-bool Fake::is_capturing_implicitly() const {
-  return std::any_of(streams.begin(), streams.end(), [](Stream const* stream) {
-    return stream->is_blocking && stream->is_capturing;
+void Fake::break_capture(Capture& capture) {
+  if (!capture.has_ended) {
+    capture.is_broken = true;
+    capture_is_broken = true;
+  }
+}
+bool Fake::is_capturing_implicitly(Device const& device) const {
+  return std::any_of(streams.begin(), streams.end(), [&](Stream const* stream) {
+    return stream->device == &device && stream->is_blocking && stream->capture != nullptr;
   });
 }
 cudaStream_t Fake::create_stream(bool is_blocking) {
@@ -237,7 +289,7 @@ cudaStream_t Fake::create_stream(bool is_blocking) {
   }
   Stream* const made = destroyed_streams.back();
   destroyed_streams.pop_back();
-  *made = {&device, device.sim->create_stream(), is_blocking};
+  *made = {&device, device.sim->create_stream(), is_blocking, {}, {}};
   streams.insert(made);
   return reinterpret_cast<cudaStream_t>(made);
 }
@@ -382,7 +434,7 @@ cudaError_t cudaMemcpyBatchAsync(void* const* to,
   return call("cudaMemcpyBatchAsync", [&] {
     require(stream != nullptr && count != 0 && attribute_count == 1 && attribute_indices[0] == 0);
     require(attributes->srcAccessOrder == cudaMemcpySrcAccessOrderStream);
-    require(!fake->stream_of(stream).is_capturing, cudaErrorStreamCaptureUnsupported);
+    require(usable(stream).capture == nullptr, cudaErrorStreamCaptureUnsupported);
     require(std::find(sizes, sizes + count, 0U) == sizes + count);
     for (std::size_t i = count; i-- > 0;) {  // in reverse order, since CUDA promises no order
       bool const to_device = fake->contains(to[i], sizes[i], true);
@@ -406,8 +458,13 @@ cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStrea
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
   return call("cudaLaunchHostFunc", [&] {
-    auto const plain = reinterpret_cast<spillway::HostFunction>(function);
-    enqueue(stream, [=](auto& sim, auto s) { sim.launch_host(s, plain, argument); });
+    enqueue(stream, [=](auto& sim, auto s) {
+      sim.launch(s, [=] {
+        is_host_function = true;
+        function(argument);
+        is_host_function = false;
+      });
+    });
   });
 }
 
@@ -423,6 +480,9 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   return call("cudaStreamDestroy", [&] {
     Fake::Stream& stream = fake->stream_of(handle);
+    if (stream.capture != nullptr) {
+      fake->break_capture(*stream.capture);
+    }
     stream.device->sim->destroy_stream(stream.sim);
     fake->streams.erase(&stream);
     fake->destroyed_streams.push_back(&stream);
@@ -433,8 +493,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   spillway::SimStream sim{};
   cudaError_t const status = call("cudaStreamSynchronize", [&] {
     require_safe();
-    Fake::Stream& stream = fake->stream_of(handle);
-    require(!stream.is_capturing, cudaErrorStreamCaptureUnsupported);
+    Fake::Stream& stream = usable(handle);
+    require_uncaptured(stream.capture, cudaErrorStreamCaptureUnsupported);
     device = stream.device;
     sim = stream.sim;
   });
@@ -447,24 +507,24 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return call("cudaStreamWaitEvent", [&] {
     require(flags == cudaEventWaitDefault);
     Fake::Event const& waited = event_of(event);
-    Fake::Stream& waiting = fake->stream_of(stream);
-    if (waiting.is_capturing && !waited.is_captured) {
-      fake->capture_is_broken = true;
-      throw Failure{cudaErrorStreamCaptureIsolation};
-    }
-    waiting.has_joined = waiting.has_joined || waited.is_captured;
-    if (waited.device == waiting.device) {
-      enqueue_order(stream, [&](auto& sim, auto s) { sim.wait(s, waited.sim); });
+    Fake::Stream& waiting = usable(stream);
+    if (waiting.capture != nullptr || waited.capture != nullptr) {
+      wait_in_capture(waiting, waited);
+    } else if (waited.device == waiting.device) {
+      waiting.device->sim->wait(waiting.sim, waited.sim);
     } else {
-      wait_elsewhere(stream, waited);
+      wait_elsewhere(waiting, waited);
     }
   });
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   return call("cudaStreamIsCapturing", [&] {
-    require(stream != nullptr || !fake->is_capturing_implicitly(), cudaErrorStreamCaptureImplicit);
-    *status = fake->stream_of(stream).is_capturing ? cudaStreamCaptureStatusActive
-                                                   : cudaStreamCaptureStatusNone;
+    Fake::Stream const& asked = fake->stream_of(stream);
+    require(stream != nullptr || !fake->is_capturing_implicitly(*asked.device),
+            cudaErrorStreamCaptureImplicit);
+    *status = asked.capture == nullptr   ? cudaStreamCaptureStatusNone
+              : asked.capture->is_broken ? cudaStreamCaptureStatusInvalidated
+                                         : cudaStreamCaptureStatusActive;
   });
 }
 
@@ -491,17 +551,19 @@ cudaError_t cudaEventDestroy(cudaEvent_t handle) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return call("cudaEventRecord", [&] {
     Fake::Event& recorded = event_of(event);
-    Fake::Stream const& recording = fake->stream_of(stream);
-    recorded.is_captured = recording.is_capturing || recording.has_joined;
-    enqueue_order(stream, [&](auto& sim, auto s) {
-      require(recorded.device->sim.get() == &sim, cudaErrorInvalidResourceHandle);
+    Fake::Stream const& recording = usable(stream);
+    require(recorded.device == recording.device, cudaErrorInvalidResourceHandle);
+    recorded.capture = recording.capture;
+    recorded.before = recording.before;
+    if (recording.capture == nullptr) {
+      spillway::SimApi& sim = *recording.device->sim;
       if (recorded.passed_ns != nullptr) {
-        sim.launch(s, [passed_ns = recorded.passed_ns] {
+        sim.launch(recording.sim, [passed_ns = recorded.passed_ns] {
           *passed_ns = std::chrono::steady_clock::now().time_since_epoch().count();
         });
       }
-      sim.record(recorded.sim, s);
-    });
+      sim.record(recorded.sim, recording.sim);
+    }
   });
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
@@ -517,6 +579,8 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEven
     Fake::Event& last = event_of(to);
     require(first.passed_ns != nullptr && last.passed_ns != nullptr,
             cudaErrorInvalidResourceHandle);
+    require_uncaptured(first.capture, cudaErrorCapturedEvent);
+    require_uncaptured(last.capture, cudaErrorCapturedEvent);
     require(first.device->sim->is_complete(first.sim) && last.device->sim->is_complete(last.sim),
             cudaErrorNotReady);
     *milliseconds = static_cast<float>(*last.passed_ns - *first.passed_ns) / 1e6F;
@@ -528,6 +592,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   cudaError_t const status = call("cudaEventSynchronize", [&] {
     require_safe();
     Fake::Event& event = event_of(handle);
+    require_uncaptured(event.capture, cudaErrorCapturedEvent);
     device = event.device;
     sim = event.sim;
   });

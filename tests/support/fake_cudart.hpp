@@ -24,10 +24,14 @@
 ///
 /// Devices are `SimApi`s. As strict as the documentation allows CUDA to be: every failure becomes
 /// the thread's last error, "not ready" included; work is refused on a stream of a device that is
-/// not current; calls that take effect at once are refused during a capture, and whether the null
-/// stream is captured cannot be asked while a blocking stream is; a captured stream may not wait
-/// for an event from outside the capture; batches are refused as CUDA refuses them; a new stream
-/// gets the handle of one that was destroyed. It says nothing about a real driver.
+/// not current; host functions may make no calls; batches are refused as CUDA refuses them; a new
+/// stream gets the handle of one that was destroyed. It says nothing about a real driver.
+///
+/// Each of the following is refused and breaks the captures that it concerns: a call that takes
+/// effect at once, unless the thread is relaxed; asking or waiting for a captured stream or event;
+/// a captured stream's wait for an event from outside the capture; work on the null stream while a
+/// blocking stream of its device is captured; destroying a captured stream. A stream that waits for
+/// a captured event joins the capture, and has to be joined back before the end.
 ///
 /// Threads  thread-safe; one object at a time.
 class FakeCudart {
@@ -56,12 +60,13 @@ class FakeCudart {
   void fail_next(std::string const& name, cudaError_t code);
   /// From now on every call fails as at the end of a program.
   void unload();
-  /// Copies, fills and host functions of a graph, in the order in which they were captured: on one
-  /// stream, where events add nothing to that order.
+  /// Copies, fills and host functions of a graph, in the order in which they were captured, which
+  /// agrees with the order of its streams and events.
   using Graph = std::vector<std::function<void(spillway::SimApi&, spillway::SimStream)>>;
 
   /// As `cudaStreamBeginCapture` in global mode.
   void begin_capture(cudaStream_t stream);
+  /// Ends the capture, broken or not; the graph of a broken one is empty.
   Graph end_capture(cudaStream_t stream);
   void launch(Graph const& graph, cudaStream_t stream);
 
@@ -70,19 +75,29 @@ class FakeCudart {
   /// True once the device's context was made.
   [[nodiscard]] bool is_set_up(int device) const;
   [[nodiscard]] int context_references(int device) const;
+  /// Whether the last capture that was begun has been broken.
   [[nodiscard]] bool is_capture_broken() const;
   [[nodiscard]] spillway::SimUsage usage(int device) const;
   [[nodiscard]] std::size_t pinned_allocations() const;
   [[nodiscard]] std::size_t registered_ranges() const;
 
   struct Device;
+  struct Stream;
+  /// How much of the captured work of each stream comes before some point.
+  using Captured = std::map<Stream const*, std::size_t>;
+  struct Capture {
+    unsigned long long id = 0;
+    Stream* origin = nullptr;
+    Graph graph{};
+    bool is_broken = false;
+    bool has_ended = false;
+  };
   struct Stream {
     Device* device = nullptr;
     spillway::SimStream sim{};
-    bool is_blocking = false;  ///< the null stream and this one wait for each other
-    bool is_capturing = false;
-    bool has_joined = false;  ///< has waited for an event of a capture
-    Graph captured{};
+    bool is_blocking = false;            ///< the null stream and this one wait for each other
+    std::shared_ptr<Capture> capture{};  ///< null while the stream is not captured
+    Captured before{};                   ///< what its next work in the capture comes after
   };
   struct Device {
     std::unique_ptr<spillway::SimApi> sim;
@@ -96,7 +111,8 @@ class FakeCudart {
     spillway::SimEvent sim{};
     bool is_blocking = false;
     std::shared_ptr<std::atomic<std::int64_t>> passed_ns{};  // of one with a time stamp
-    bool is_captured = false;  // it was recorded last on a stream of a capture
+    std::shared_ptr<Capture> capture{};  // in which it was recorded last, also if that has ended
+    Captured before{};
   };
   enum class RangeKind : std::uint8_t { device, mapped, pinned, registered };
   struct Range {
@@ -120,9 +136,11 @@ class FakeCudart {
   /// Whether `cudaMemcpyAsync` on the current device accepts the address `p` of any device: mapped
   /// memory only if the device may access it.
   [[nodiscard]] bool may_copy(void const* p);
-  [[nodiscard]] bool has_passed(cudaEvent_t event) const;
+  [[nodiscard]] bool has_passed(cudaEvent_t event);
   [[nodiscard]] bool refuses_unsafe_calls();
-  [[nodiscard]] bool is_capturing_implicitly() const;
+  void break_capture(Capture& capture);
+  /// Whether a blocking stream of the device is captured, so that its null stream cannot be used.
+  [[nodiscard]] bool is_capturing_implicitly(Device const& device) const;
   [[nodiscard]] cudaStream_t create_stream(bool is_blocking);
 
   Options options;
@@ -139,7 +157,8 @@ class FakeCudart {
   CUmemGenericAllocationHandle next_physical = 1;
   std::map<std::string, std::size_t> call_counts;
   std::map<std::string, cudaError_t> failures;
-  int captures = 0;
+  std::vector<std::shared_ptr<Capture>> captures;  // under way
+  unsigned long long next_capture = 1;
   bool capture_is_broken = false;
   bool is_unloading = false;
 };
