@@ -464,8 +464,9 @@ class DeviceAllocator {
   /// @stream enqueues copies as `swap_out`; waits on the host for what is given back
   void set_capacity(std::size_t bytes);
 
-  /// Must be called before work on `stream` is captured into a graph. It records an event, so that
-  /// other streams can wait for earlier work on `stream` while `stream` is being captured.
+  /// Must be called before work on `stream` is captured into a graph, also for a stream that joins
+  /// the capture of another one by waiting for an event. It records an event, so that other streams
+  /// can wait for earlier work on `stream` while `stream` is being captured.
   ///
   /// The graph contains addresses of blocks. Acquire leases on all blocks that it uses before the
   /// capture, hold them until the graph has run for the last time, and during the capture release
@@ -475,6 +476,15 @@ class DeviceAllocator {
   void prepare_capture(stream_type stream) {
     Elsewhere const call{monitor_};
     order_.record(index_of(stream));
+  }
+  /// The same for all streams that leases were acquired on or that `mark` has been called for: any
+  /// of them may then join the capture. Streams that are being captured already are left out.
+  ///
+  /// @throws DeviceError
+  /// @cost   one event for each stream that has been used since its last event
+  void prepare_capture() {
+    Elsewhere const call{monitor_};
+    order_.record_all();
   }
 
   /// Returns a fence that stands for all work enqueued on `stream` so far, for `order_after`.

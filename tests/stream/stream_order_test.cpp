@@ -361,6 +361,25 @@ TEST_SUITE("stream_order") {
     device.run_all();
   }
 
+  TEST_CASE("StreamOrder: record_all records on every stream that is not being captured") {
+    Capturing device;
+    spillway::StreamOrder<Capturing> order{device};
+    std::array const streams{
+        device.create_stream(), device.create_stream(), device.create_stream()};
+    StreamIndex const waiting = order.index_of(streams[2]);
+    Ticket const on_captured = order.mark(order.index_of(streams[0]));
+    Ticket const on_other = order.mark(order.index_of(streams[1]));
+    device.captured = streams[0];
+
+    order.record_all();
+
+    CHECK_THROWS_AS(order.wait(waiting, on_captured), spillway::ContractViolation);
+    device.captured = streams[1];  // it joins a capture
+    CHECK_NOTHROW(order.wait(waiting, on_other));
+    device.captured.reset();
+    device.run_all();
+  }
+
   TEST_CASE("StreamOrder: nothing waits for work that the caller has finished already") {
     spillway::HostApi device;
     spillway::StreamOrder<spillway::HostApi> order{device};

@@ -106,6 +106,11 @@ class StreamOrder {
   /// @throws DeviceError; ContractViolation if `stream` is being captured into a graph
   void record(StreamIndex stream);
 
+  /// The same for every stream that is known here, except for those that are being captured.
+  ///
+  /// @throws DeviceError
+  void record_all();
+
   /// Asks the device whether everything in `fence` has finished. Does not wait. @throws DeviceError
   [[nodiscard]] bool is_complete(Fence const& fence);
 
@@ -424,6 +429,16 @@ void StreamOrder<Device>::record(StreamIndex stream) {
     }
   }
   (void)record_event(recorded);
+}
+
+template <DeviceApi Device>
+void StreamOrder<Device>::record_all() {
+  for_each_stream(Ticket{StreamIndex::every, 0}, [&](Stream& stream, std::uint64_t /*sequence*/) {
+    try {
+      record(stream.index);
+    } catch (ContractViolation const&) {  // NOLINT(bugprone-empty-catch): it is being captured
+    }
+  });
 }
 
 template <DeviceApi Device>

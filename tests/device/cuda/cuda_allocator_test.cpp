@@ -418,6 +418,31 @@ TEST_SUITE("cuda_allocator") {
     CHECK_NOTHROW(now.allocator.order_after_all(now.captured));
   }
 
+  TEST_CASE(
+      "DeviceAllocator: a block that a stream used before it joined a capture goes to others, "
+      "if all streams were prepared") {
+    Capture now;
+    Buffer buffer{now.allocator, 1U << 20U};
+    now.write(buffer.acquire(Access::write, now.other), 1, now.other);
+    cudaStream_t const third = now.device.create_stream();
+    cudaEvent_t const event = now.device.create_event();
+
+    now.allocator.prepare_capture();
+    now.fake.cuda.begin_capture(now.captured);
+    now.device.record(event, now.captured);
+    now.device.wait(now.other, event);
+    CHECK(now.device.is_capturing(now.other));
+    now.check(buffer.acquire(Access::read, third), 1, third);
+    CHECK_FALSE(now.fake.cuda.is_capture_broken());
+    now.fake.cuda.end_capture(now.captured);
+
+    now.allocator.synchronize();
+    now.allocator.retire_stream(third);
+    now.device.destroy_stream(third);
+    now.device.destroy_event(event);
+    CHECK(now.work.wrong() == 0);
+  }
+
   TEST_CASE("DeviceAllocator: waiting for a stream that is being captured is refused") {
     Capture now;
     Buffer buffer{now.allocator, 1U << 20U};
