@@ -576,7 +576,8 @@ class DeviceAllocator {
   /// Copies between ordinary host memory and a leased block, through pinned memory of this
   /// allocator.
   ///
-  /// @throws DeviceError; OutOfHostMemory if no pinned memory can be had
+  /// @throws DeviceError; OutOfHostMemory if no pinned memory can be had; ContractViolation if
+  ///         `stream` is being captured into a graph
   /// @stream enqueues on `stream`, on which the lease was acquired, and waits on the host
   /// @threads any number at once; each takes a pinned chunk of its own
   void

@@ -232,7 +232,8 @@ class SyncCopier {
   /// `device` is not owned and must outlive this object.
   explicit SyncCopier(Device& device) : device_{&device} {}
 
-  /// @throws DeviceError; OutOfHostMemory if no pinned memory can be had
+  /// @throws DeviceError; OutOfHostMemory if no pinned memory can be had; ContractViolation if
+  ///         `stream` is being captured into a graph
   void
   copy_from_host_sync(void* device_to, void const* from, std::size_t bytes, stream_type stream) {
     for_each_chunk(bytes, stream, [&](std::byte* chunk, std::size_t offset, std::size_t length) {
@@ -255,7 +256,16 @@ class SyncCopier {
 
  private:
   template <class Use>
-  void for_each_chunk(std::size_t bytes, stream_type stream, Use use) {
+  void for_each_chunk(std::size_t bytes,
+                      stream_type stream,
+                      Use use,
+                      char const* call = __builtin_FUNCTION()) {
+    if constexpr (CapturingApi<Device>) {
+      expects(!device_->is_capturing(stream),
+              "the stream is being captured into a graph, so the copy would not be made now",
+              {},
+              call);
+    }
     PinnedMemory<Device> chunk = take();
     try {
       for (std::size_t offset = 0; offset < bytes; offset += chunk_bytes) {

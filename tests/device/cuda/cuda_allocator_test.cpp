@@ -443,6 +443,25 @@ TEST_SUITE("cuda_allocator") {
     CHECK(now.work.wrong() == 0);
   }
 
+  TEST_CASE("DeviceAllocator: a copy that the host waits for is refused on a captured stream, and "
+            "the capture goes on") {
+    Capture now;
+    Buffer buffer{now.allocator, 1U << 20U};
+    auto const lease = buffer.acquire(Access::write, now.captured);
+    now.write(lease, 1, now.captured);
+    std::vector<std::byte> bytes(1U << 20U);
+
+    now.fake.cuda.begin_capture(now.captured);
+    CHECK_THROWS_AS(
+        now.allocator.copy_to_host_sync(bytes.data(), lease.data(), bytes.size(), now.captured),
+        ContractViolation);
+    CHECK_THROWS_AS(
+        now.allocator.copy_from_host_sync(lease.data(), bytes.data(), bytes.size(), now.captured),
+        ContractViolation);
+    CHECK_FALSE(now.fake.cuda.is_capture_broken());
+    CHECK(now.fake.cuda.end_capture(now.captured).empty());
+  }
+
   TEST_CASE("DeviceAllocator: waiting for a stream that is being captured is refused") {
     Capture now;
     Buffer buffer{now.allocator, 1U << 20U};
