@@ -462,6 +462,23 @@ TEST_SUITE("cuda_allocator") {
     CHECK(now.fake.cuda.end_capture(now.captured).empty());
   }
 
+  TEST_CASE("DeviceAllocator: the error for a stream that was destroyed too soon says so") {
+    FakeRuntime fake;
+    CudaApi device;
+    Allocator allocator{device, {.capacity_bytes = 8U << 20U}};
+    cudaStream_t const destroyed = device.create_stream();
+    cudaStream_t const other = device.create_stream();
+    {
+      Buffer buffer{allocator, 1U << 20U};
+      buffer.acquire(Access::write, destroyed).release();
+      device.destroy_stream(destroyed);
+      CHECK_THROWS_WITH_AS(
+          (void)buffer.acquire(Access::read, other), doctest::Contains("retire_stream"), CudaError);
+    }
+    allocator.retire_stream(other);
+    device.destroy_stream(other);
+  }
+
   TEST_CASE("DeviceAllocator: waiting for a stream that is being captured is refused") {
     Capture now;
     Buffer buffer{now.allocator, 1U << 20U};

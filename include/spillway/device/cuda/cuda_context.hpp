@@ -19,7 +19,7 @@ class CudaError : public DeviceError {
  public:
   CudaError(cudaError_t code, CallSite site, char const* call)
       : DeviceError{detail::head_of_error(site, call) + cudaGetErrorName(code) + ": " +
-                    cudaGetErrorString(code)},
+                    cudaGetErrorString(code) + advice(code)},
         code_{code},
         site_{site},
         call_{call} {}
@@ -31,6 +31,13 @@ class CudaError : public DeviceError {
   [[nodiscard]] char const* call() const noexcept { return call_; }
 
  private:
+  /// What these two codes stand for in calls that this library makes, if CUDA notices it at all.
+  [[nodiscard]] static char const* advice(cudaError_t code) noexcept {
+    return code == cudaErrorInvalidResourceHandle || code == cudaErrorContextIsDestroyed
+               ? " (is the stream of another device, or was it destroyed before retire_stream?)"
+               : "";
+  }
+
   cudaError_t code_;
   CallSite site_;
   char const* call_;
