@@ -201,6 +201,38 @@ def test_what_a_capture_inside_of_hold_uses_stays_where_it_is(stand_in, lms, mak
 
 @pytest.mark.stand_in
 @pytest.mark.skipif(not begins_captures(), reason="this PyTorch calls it otherwise")
+def test_memory_for_a_captured_stream_is_of_its_capture_whichever_stream_is_current(stand_in, make):
+    captured, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+    x, _ = make(20)
+    del x  # its place is free after the work of the default stream, for which a captured stream cannot wait
+    with Capture(stand_in, captured, pool):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            p = torch.cuda.caching_allocator_alloc(20 * MIB, stream=captured)
+    torch.cuda.caching_allocator_delete(p)
+    torch._C._cuda_releasePool(0, pool)
+
+
+@pytest.mark.stand_in
+@pytest.mark.skipif(not begins_captures(), reason="this PyTorch calls it otherwise")
+def test_a_stream_outside_of_a_capture_can_be_recorded_in_it(native, stand_in, takes_the_place_early):
+    x = torch.ones(20 << 18, device="cuda")
+    y = torch.zeros(1 << 18, device="cuda")
+    last, to = x.data_ptr() + (19 << 20), y.data_ptr()
+    side, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+    with Capture(stand_in, torch.cuda.Stream(), pool):
+        stand_in.spillway_fake_stall(side.cuda_stream)
+        native.add_on_stream(last, last, to, 1 << 18, side.cuda_stream)
+        x.record_stream(side)
+    del x
+
+    assert not takes_the_place_early(side)
+
+    assert torch.equal(y.cpu(), torch.full((1 << 18,), 2.0))
+    torch._C._cuda_releasePool(0, pool)
+
+
+@pytest.mark.stand_in
+@pytest.mark.skipif(not begins_captures(), reason="this PyTorch calls it otherwise")
 def test_a_pool_in_use_keeps_its_idle_memory_when_the_cache_is_emptied(stand_in):
     pool = torch.cuda.graph_pool_handle()
     with Capture(stand_in, torch.cuda.Stream(), pool):
@@ -233,6 +265,27 @@ def test_a_graph_is_launched_after_another_one_was_captured(make):
 
     assert torch.equal(y.cpu(), host) and torch.equal(z.cpu(), other_host)
     assert all(torch.equal(other.cpu(), bytes_) for other, bytes_ in others)
+
+
+def test_memory_that_a_stream_used_before_it_joined_a_capture_is_reused_in_the_capture(make):
+    x, host = make(1)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        made = [torch.empty_like(x).copy_(x) for _ in range(24)]
+    side.synchronize()
+    kept = made[::2]
+    del made  # leaves gaps, which cannot be given back to the device
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            copies = [torch.empty_like(x).copy_(x) for _ in range(4)]
+        torch.cuda.current_stream().wait_stream(side)
+
+    graph.replay()
+    torch.cuda.synchronize()
+
+    assert all(torch.equal(y.cpu(), host) for y in copies + kept)
 
 
 class Copies(torch.nn.Module):

@@ -165,7 +165,8 @@ class CudaTensorAllocator final
                                 ": let a stream of its own device wait for that one, and record it "
                                 "there");
     if (data.get_context() == nullptr ||
-        pools_.record_stream(data.get_context(), stream.stream()) || Site::is_capturing()) {
+        pools_.record_stream(data.get_context(), stream.stream()) ||
+        (Site::is_capturing() && Site::is_capturing(stream.stream()))) {
       return;  // what a capture uses is never swapped out
     }
     if (data.get_deleter() == &free_handed_over) {
@@ -376,10 +377,8 @@ class CudaTensorAllocator final
       ++other_routes_;
       return;
     }
-    // Most of the memory that is free now was last used on these two streams.
-    for (cudaStream_t const stream : {Site::current_stream(), cudaStream_t{nullptr}}) {
-      Site::leases().memory().prepare_capture(stream);
-    }
+    // Free memory that a stream of the capture has used is to be reused during the capture.
+    Site::leases().memory().prepare_capture();
     pools_.begin(pool, std::move(filter));
   }
   /// @stream waits on the host for memory that was allocated and swapped in during a capture
@@ -628,7 +627,7 @@ class CudaTensorAllocator final
   }
   [[nodiscard]] void* take_from(PoolId pool, std::size_t bytes, cudaStream_t stream) {
     return pools_.allocate(
-        pool, bytes, stream, Site::is_capturing() ? Site::uncaptured_stream() : stream);
+        pool, bytes, stream, Site::is_capturing(stream) ? Site::uncaptured_stream() : stream);
   }
   [[nodiscard]] void* take(std::size_t bytes, cudaStream_t stream) {
     return Site::leases().allocate_raw(bytes, stream, [this] {
