@@ -78,11 +78,12 @@ struct CudaLaunch {
 };
 
 /// Loads kernels that CUDA would load at their first launch otherwise, which may wait until all
-/// that runs on the device has ended.
+/// that runs on the device has ended, and which CUDA may refuse during a capture.
 ///
 /// @returns cudaSuccess if they were all compiled for this device
 template <class... Kernels>
 [[nodiscard]] cudaError_t load_kernels() noexcept {
+  CudaCaptureBystander const bystander;
   cudaError_t worst = cudaSuccess;
   cudaFuncAttributes attributes;
   for (auto const* const kernel : {reinterpret_cast<void const*>(&run_teams<Kernels>)...}) {

@@ -53,6 +53,17 @@ TEST_SUITE("cuda_codecs") {
     device.synchronize(stream);
   }
 
+  TEST_CASE("CudaStripes: kernels are loaded while a stream is being captured") {
+    CudaApi device;
+    spillway::testing::DeviceRig<CudaApi> rig{device};
+    auto const stream = rig.stream();
+    fake_cuda::fake->begin_capture(stream);
+    CHECK(CudaZeroBitmap::runs_on(device));
+    CHECK(CudaApiWithCopyKernel{}.has_copy_kernel());
+    CHECK_FALSE(fake_cuda::fake->is_capture_broken());
+    fake_cuda::fake->end_capture(stream);
+  }
+
   TEST_CASE_TEMPLATE_INVOKE(stream_codec_contract,
                             CodecOnDevice<CudaZeroBitmap, CudaApi>,
                             CodecOnDevice<CudaAsBfloat16, CudaApi>);

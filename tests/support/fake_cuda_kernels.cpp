@@ -110,9 +110,13 @@ void __cudaRegisterFunction(void** /*image*/,
   }
 }
 
+/// Loads the kernel, which takes effect at once.
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void const* kernel) {
-  *attributes = {};
-  return kernels().count(kernel) != 0 ? cudaSuccess : cudaErrorInvalidDeviceFunction;
+  return fake_cuda::call("cudaFuncGetAttributes", [&] {
+    fake_cuda::require_safe();
+    *attributes = {};
+    fake_cuda::require(kernels().count(kernel) != 0, cudaErrorInvalidDeviceFunction);
+  });
 }
 
 cudaError_t cudaHostGetDevicePointer(void** on_device, void* on_host, unsigned /*flags*/) {
