@@ -10,11 +10,13 @@
 
 namespace replay {
 
-/// A trace file that cannot be used. Says file, line and what is wrong there.
+/// A trace file that cannot be used. Says file, line and what is wrong there. Line 0 is the whole
+/// file.
 class TraceError : public std::invalid_argument {
  public:
   TraceError(std::filesystem::path const& file, std::size_t line, std::string const& what)
-      : std::invalid_argument{file.string() + (line == 0 ? "" : ":" + std::to_string(line)) + ": " +
+      : std::invalid_argument{file.string() +
+                              (line == 0 ? "" : std::string{":"} + std::to_string(line)) + ": " +
                               what} {}
 };
 
