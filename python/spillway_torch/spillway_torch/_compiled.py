@@ -73,10 +73,22 @@ def _takes_addresses(code):
         _takes_addresses(inner) for inner in code.co_consts if isinstance(inner, types.CodeType))
 
 
+def _copy_if_misaligned(tensor):
+    """Does what the function of that name in C++ does, which asks for the address of an input before a kernel uses it. If the
+    input cannot be swapped in, an error would end the process there.
+    """
+    from torch._inductor.utils import copy_misaligned_inputs
+    inputs = [tensor]
+    copy_misaligned_inputs(inputs, [0])
+    return inputs[0]
+
+
 def _wrap_kernels(names):
     for name, value in list(names.items()):
         if isinstance(value, types.BuiltinFunctionType):
-            if not (value.__module__ or "").startswith("torch"):
+            if value.__name__ == "copy_if_misaligned":
+                names[name] = _copy_if_misaligned
+            elif not (value.__module__ or "").startswith("torch"):
                 names[name] = leasing(value)
         elif type(value).__module__.startswith("torch._inductor.") and callable(getattr(value, "run", None)):
             names[name] = _Kernel(value)

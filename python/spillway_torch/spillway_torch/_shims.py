@@ -41,9 +41,11 @@ _COMMUNICATING = (
 _ENQUEUING = ("_broadcast", "_broadcast_out", "_broadcast_coalesced", "_nccl_all_gather", "_nccl_all_reduce",
               "_nccl_broadcast", "_nccl_reduce", "_nccl_reduce_scatter")
 
-#: Functions that ask for addresses only to distinguish storages, or to see whether they are empty.
+#: Functions that ask for addresses only to distinguish storages, or to see whether they are empty or aligned: a number that
+#: names a tensor is aligned to 16 bytes where its address is.
 _NAMING = {
     "torch.nn.modules.rnn": ("flatten_parameters",),
+    "torch._inductor.utils": ("copy_misaligned_inputs",),
     "torch.serialization": ("_save", "_load", "persistent_id", "load_tensor", "persistent_load"),
     "torch.distributed.checkpoint._state_dict_stager": ("_offload_tensor",),
     "torch.distributed.fsdp._fully_shard._fsdp_param": ("reset_sharded_param",),

@@ -175,6 +175,26 @@ def test_graphs_with_a_wrapper_in_cpp_are_one_operation(lms):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_inputs_that_may_have_to_be_copied_to_aligned_memory_can_leave(lms, monkeypatch):
+    from torch._inductor import compile_fx
+    monkeypatch.setattr(compile_fx, "get_input_idxs_to_check",  # as for a GPU
+                        lambda inputs, _: [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)])
+    base, x, z = torch.arange(101.), torch.ones(100), torch.zeros(100)
+
+    @torch.compile
+    def f(x, y, z):
+        z += y
+        return (x * y + 1).relu()
+    for i in range(1, 3):
+        lms.evict()
+        result = f(x, base[1:], z)
+        lms.evict()
+        assert lms.is_away(base) and lms.is_away(x) and lms.is_away(z)
+        assert result.tolist() == [n + 1. for n in range(1, 101)]
+        assert z.tolist() == [float(i * n) for n in range(1, 101)]
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_compiled_code_that_uses_arrays(lms):
     def double_sum(x):
         return (x * 2).numpy().sum()
