@@ -43,7 +43,8 @@
   how void detail::Leases<Policies>::acquire(std::span<LeaseRequest const>,                        \
                                              Policies::device::stream_type,                        \
                                              StreamIndex,                                          \
-                                             DeviceAllocator<Policies>::Granted const&)
+                                             DeviceAllocator<Policies>::Granted const&,            \
+                                             char const*)
 
 namespace spillway {
 

@@ -58,7 +58,8 @@ class SwappableBuffer {
   ///         others; nothing is left behind
   SwappableBuffer(P& pager, std::size_t size_bytes, CallSite site = {})
       : pager_{&pager},
-        id_{detail::call_at(site, [&] { return pager.allocate(size_bytes); })},
+        id_{detail::call_at(
+            site, [&] { return pager.allocate(size_bytes); }, "SwappableBuffer")},
         size_bytes_{size_bytes} {}
 
   SwappableBuffer(SwappableBuffer&& other) noexcept
@@ -86,7 +87,8 @@ class SwappableBuffer {
   /// @throws ContractViolation if a lease on it is still held; the buffer is then unchanged
   void reset(CallSite site = {}) {
     if (pager_ != nullptr) {
-      detail::call_at(site, [&] { pager_->deallocate(id_); });
+      detail::call_at(
+          site, [&] { pager_->deallocate(id_); }, "reset");
       pager_ = nullptr;
       id_ = BlockId{};
       size_bytes_ = 0;

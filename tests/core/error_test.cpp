@@ -79,10 +79,10 @@ TEST_SUITE("error") {
     text = text_of([&] { (void)unwritten.acquire(Access::read, stream); });
     CHECK(begins(text, at(__LINE__ - 1) + "acquire: a block is read that"));
     text = text_of([&] { (void)SwappableBuffer<support::SmallAllocator>{memory, 0}; });
-    CHECK(begins(text, at(__LINE__ - 1) + "allocate: a block must have"));
+    CHECK(begins(text, at(__LINE__ - 1) + "SwappableBuffer: a block must have"));
 
     text = text_of([&] { (void)memory.acquire_all(stream, reads(tensor), reads(unwritten)); });
-    CHECK(begins(text, at(__LINE__ - 1) + "acquire: a block is read that"));
+    CHECK(begins(text, at(__LINE__ - 1) + "acquire_all: a block is read that"));
     text = text_of([&] { tensor.set_recipe(std::chrono::nanoseconds{1}, [](auto&&...) {}); });
     CHECK(begins(text, at(__LINE__ - 1) + "set_recipe: a recipe is given once"));
     {
@@ -90,7 +90,7 @@ TEST_SUITE("error") {
       text = text_of([&] { tensor.swap_out(); });
       CHECK(begins(text, at(__LINE__ - 1) + "swap_out: a leased block"));
       text = text_of([&] { tensor.reset(); });
-      CHECK(begins(text, at(__LINE__ - 1) + "deallocate: a leased block"));
+      CHECK(begins(text, at(__LINE__ - 1) + "reset: a leased block"));
     }
 
     tensor.reset();
@@ -173,6 +173,10 @@ TEST_SUITE("error") {
     says(text_of([&] { (void)memory.allocate(0); }), "allocate: a block must have");
     says(text_of([&] { (void)memory.declare(0); }), "declare: a block must have");
     says(text_of([&] { (void)memory.acquire(gone, Access::read, stream); }), "acquire: no such");
+    says(text_of([&] {
+           (void)memory.acquire_all({{gone, Access::read}}, stream);
+         }),
+         "acquire_all: no such");
     says(text_of([&] { memory.deallocate(gone); }), "deallocate: no such block");
     says(text_of([&] { memory.swap_out(gone); }), "swap_out: no such block");
     says(text_of([&] { memory.swap_in(gone); }), "swap_in: no such block");
@@ -183,6 +187,8 @@ TEST_SUITE("error") {
 
     says(text_of([&] { memory.close(); }), "close: an allocator ends while 1 of its blocks");
     LeasedMemory leased{memory};
+    says(text_of([&] { (void)leased.allocate(8, 3, stream); }), "allocate: alignment must be");
+    says(text_of([&] { (void)leased.allocate_sync(8, 3); }), "allocate_sync: alignment must be");
     int foreign = 0;
     says(text_of([&] { leased.deallocate(&foreign, stream); }), "deallocate: 0x");
     says(text_of([&] { leased.deallocate_sync(&foreign); }), "deallocate_sync: 0x");

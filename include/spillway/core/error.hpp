@@ -170,27 +170,33 @@ inline bool begins_in_library(std::string_view text) {
 }
 
 /// Called by a handler of `error`: throws it again, with `site` in place of a source location in
-/// the library's headers, which tells the program's author nothing. Other errors, such as those of
-/// a program's own recipe, are passed on as they are.
-[[noreturn, gnu::cold, gnu::noinline]] inline void rethrow_at(CallSite site,
-                                                              ContractViolation const& error) {
+/// the library's headers, which tells the program's author nothing, and with `call`, if it is
+/// given, in place of the function. Other errors, such as those of a program's own recipe, are
+/// passed on as they are.
+[[noreturn, gnu::cold, gnu::noinline]] inline void
+rethrow_at(CallSite site, ContractViolation const& error, char const* call = nullptr) {
   std::string_view const text{error.what()};
   std::size_t const end = text.find(": ");
   if (end == std::string_view::npos || !begins_in_library(text)) {
     throw;
+  }
+  if (call != nullptr) {
+    std::size_t const what = text.find(": ", end + 2) + 2;
+    throw ContractViolation{head_of_error(site, call) + text.substr(what)};
   }
   throw ContractViolation{Text{site.file()} + ":" + static_cast<unsigned>(site.line()) +
                           text.substr(end)};
 }
 
 /// Returns what `call()` returns. A ContractViolation that it throws names `site`, the line of the
-/// program, by `rethrow_at`.
+/// program, by `rethrow_at`, and `name` if the program called a function of another name.
 template <class Call>
-[[gnu::always_inline]] inline decltype(auto) call_at(CallSite site, Call const& call) {
+[[gnu::always_inline]] inline decltype(auto)
+call_at(CallSite site, Call const& call, char const* name = nullptr) {
   try {
     return call();
   } catch (ContractViolation const& error) {
-    rethrow_at(site, error);
+    rethrow_at(site, error, name);
   }
 }
 

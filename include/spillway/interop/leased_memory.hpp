@@ -104,6 +104,11 @@ class LeasedMemory {
     StreamIndex stream = StreamIndex::none;
   };
 
+  /// `call` is the name of the public call, for errors.
+  [[nodiscard]] void* take_block(std::size_t size_bytes,
+                                 std::size_t alignment,
+                                 stream_type stream,
+                                 char const* call = __builtin_FUNCTION());
   [[nodiscard]] stream_type sync_stream();
   [[nodiscard]] StreamIndex index_of(stream_type stream);
   [[nodiscard]] Allocation take(void* memory, char const* call = __builtin_FUNCTION());
@@ -128,13 +133,23 @@ template <LeasingAllocator Allocator>
 void* LeasedMemory<Allocator>::allocate(std::size_t size_bytes,
                                         std::size_t alignment,
                                         stream_type stream) {
-  expects(std::has_single_bit(alignment), "alignment must be a power of two");
+  return take_block(size_bytes, alignment, stream);
+}
+
+template <LeasingAllocator Allocator>
+void* LeasedMemory<Allocator>::take_block(std::size_t size_bytes,
+                                          std::size_t alignment,
+                                          stream_type stream,
+                                          char const* call) {
+  expects(std::has_single_bit(alignment), "alignment must be a power of two", {}, call);
   if (size_bytes == 0) {
     return nullptr;
   }
   std::size_t const slack = alignment > granule_bytes ? alignment - granule_bytes : 0;
   expects(size_bytes <= std::numeric_limits<std::size_t>::max() - slack,
-          "size and alignment overflow");
+          "size and alignment overflow",
+          {},
+          call);
   Allocation allocation{.block = allocator_->allocate(size_bytes + slack), .lease = {}};
   try {
     allocation.lease = allocator_->acquire(allocation.block, Access::write, stream);
@@ -154,7 +169,7 @@ void* LeasedMemory<Allocator>::allocate(std::size_t size_bytes,
 template <LeasingAllocator Allocator>
 void* LeasedMemory<Allocator>::allocate_sync(std::size_t size_bytes, std::size_t alignment) {
   stream_type const stream = sync_stream();
-  void* const memory = allocate(size_bytes, alignment, stream);
+  void* const memory = take_block(size_bytes, alignment, stream);
   try {
     allocator_->device().synchronize(stream);
   } catch (...) {

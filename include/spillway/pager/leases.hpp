@@ -77,12 +77,15 @@ class Leases {
   /// The slow path: does the same for any blocks. Swaps in or recomputes those that are not
   /// resident, and makes `stream`, whose index is `on`, wait for earlier uses. All leases are
   /// counted before any block is swapped in, so that none is evicted for another.
+  ///
+  /// @param call  the name of the public call, for errors; by default that of the caller
   /// @throws as `DeviceAllocator::acquire`; no lease is held then
   template <class Give>
   [[gnu::noinline]] void acquire(std::span<LeaseRequest const> requests,
                                  stream_type stream,
                                  StreamIndex on,
-                                 Give const& give);
+                                 Give const& give,
+                                 char const* call = __builtin_FUNCTION());
 
   /// Ends a lease. @returns whether an exact event should be recorded on its stream now
   [[nodiscard]] bool release(LeaseRecord const& lease) noexcept {
@@ -275,7 +278,7 @@ class Leases {
   /// block.
   ///
   /// @throws ContractViolation
-  void refuse_capture(stream_type stream) {
+  void refuse_capture(stream_type stream, [[maybe_unused]] char const* call) {
     if constexpr (CapturingApi<Device>) {
       bool is_capturing = false;
       {
@@ -287,7 +290,7 @@ class Leases {
           "the stream is being captured into a graph, and not all operands are at hand: acquire "
           "them before the capture, and hold the leases for as long as the graph is launched",
           {},
-          "acquire");
+          call);
     }
   }
 
@@ -295,7 +298,7 @@ class Leases {
   /// they may not make the device calls that follow. The fast path makes none and is not checked.
   ///
   /// @throws ContractViolation
-  void refuse_host_function() {
+  void refuse_host_function([[maybe_unused]] char const* call) {
     if constexpr (HostCallCheckingApi<Device>) {
       bool is_host_function = false;
       {
@@ -306,7 +309,7 @@ class Leases {
               "called by a function that a stream launched: it may not call the allocator, but can "
               "wake a thread that does",
               {},
-              "acquire");
+              call);
     }
   }
 
@@ -314,9 +317,9 @@ class Leases {
   /// owners may free them whenever the lock is released.
   ///
   /// @throws ContractViolation for a block that does not exist, BlockLost
-  void check_blocks(std::span<LeaseRequest const> requests) {
+  void check_blocks(std::span<LeaseRequest const> requests, char const* call) {
     for (LeaseRequest const& request : requests) {
-      refuse_lost(blocks_.expect(request.id, "acquire"), request);
+      refuse_lost(blocks_.expect(request.id, call), request);
     }
   }
 
@@ -351,7 +354,7 @@ class Leases {
   /// On devices that look for mistakes of programs (`ReadCheckingApi`), refuses to lease a block
   /// for `read` that was never written. A lease for `read_write` is allowed, since it may write
   /// first, and so is a read of what another operand of the group writes.
-  void refuse_unwritten(std::span<LeaseRequest const> requests) {
+  void refuse_unwritten(std::span<LeaseRequest const> requests, [[maybe_unused]] char const* call) {
     if constexpr (ReadCheckingApi<Device>) {
       if (!device_.checks_reads()) {
         return;
@@ -365,7 +368,7 @@ class Leases {
         expects(!is_unwritten || std::any_of(requests.begin(), requests.end(), writes_it),
                 "a block is read that was never written: acquire it for Access::write first",
                 {},
-                "acquire");
+                call);
       }
     }
   }
@@ -763,9 +766,10 @@ template <class Give>
 void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
                                stream_type stream,
                                StreamIndex on,
-                               Give const& give) {
-  refuse_host_function();
-  check_blocks(requests);
+                               Give const& give,
+                               char const* call) {
+  refuse_host_function(call);
+  check_blocks(requests, call);
   EndingRecipes ending{*this, requests};
   bool const has_recipes =
       std::any_of(requests.begin(), requests.end(), [this](LeaseRequest request) {
@@ -775,9 +779,9 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
       has_recipes && std::all_of(requests.begin(), requests.end(), [&](LeaseRequest request) {
         return is_settled(blocks_.at(request.id), request, on) && !to_recompute(request);
       });
-  refuse_unwritten(requests);
+  refuse_unwritten(requests, call);
   if (!is_at_hand) {
-    refuse_capture(stream);
+    refuse_capture(stream, call);
   }
   auto const is_incomplete = [this](LeaseRequest request) {
     return to_recompute(request).has_value();
@@ -786,7 +790,7 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
     if (!has_room) {
       // There was no room for the operands of a recipe beside the group. Without the group there
       // is: a block is dropped only if it can be recomputed within the capacity.
-      check_blocks(requests);
+      check_blocks(requests, call);
       for (LeaseRequest const& request : requests) {
         if (request.access == Access::read && blocks_.at(request.id).needs_recipe()) {
           ending.add(request.id);  // so that it does not leave again without a copy
@@ -794,7 +798,7 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
       }
       recompute_for(requests, stream, on);
     }
-    check_blocks(requests);
+    check_blocks(requests, call);
     try {
       Pending pending{*this, requests};
       pending.count_all();
