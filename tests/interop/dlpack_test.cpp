@@ -253,6 +253,20 @@ TEST_SUITE("dlpack") {
     CHECK(bench.allocator.stats().leased.blocks.current == 1);
   }
 
+  TEST_CASE("export_tensor: an error names the line of the program") {
+    SmallBench bench;
+    auto const device = dlpack::device_of(bench.allocator.device());
+    TensorLease<float, 1, SmallAllocator> ended;
+    std::string text;
+    try {
+      (void)dlpack::export_tensor(std::move(ended), device);
+    } catch (ContractViolation const& error) {
+      text = error.what();
+    }
+    CHECK(text.starts_with(__FILE__));
+    CHECK(text.find(": export_tensor: the lease has ended") != std::string::npos);
+  }
+
   TEST_CASE("export_tensor: the caller may choose another element type of the same size") {
     SmallBench bench;
     auto const device = dlpack::device_of(bench.allocator.device());
@@ -350,6 +364,8 @@ TEST_SUITE("dlpack") {
     struct Gpu : SimApi {
       using SimApi::SimApi;
       [[nodiscard]] static int ordinal() noexcept { return 1; }
+      [[nodiscard]] bool is_capturing(SimStream /*stream*/) const noexcept { return captures; }
+      bool captures = false;
     };
     Gpu device{{.capacity_bytes = 64_MiB}};
     DeviceAllocator<PoliciesFor<Gpu>> memory{device, {.capacity_bytes = 1_MiB}};
@@ -371,5 +387,9 @@ TEST_SUITE("dlpack") {
     dlpack::Tensor elsewhere = managed->dl_tensor;
     elsewhere.device.id = 0;
     CHECK_THROWS_AS((void)import(elsewhere), ContractViolation);
+
+    device.captures = true;  // the copy would become part of the graph, and waiting for it would
+    CHECK_THROWS_AS((void)import(managed->dl_tensor), ContractViolation);  // break the capture
+    device.captures = false;
   }
 }

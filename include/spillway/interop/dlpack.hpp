@@ -133,16 +133,18 @@ template <class D>
 template <class T, std::size_t Rank, Pager P>
 [[nodiscard]] ManagedTensor* export_tensor(TensorLease<T, Rank, P>&& lease,
                                            Device device,
-                                           DataType type = data_type<std::remove_const_t<T>>()) {
+                                           DataType type = data_type<std::remove_const_t<T>>(),
+                                           CallSite site = {}) {
   struct Context {
     ManagedTensor managed{};
     std::array<std::int64_t, Rank> shape{};
     std::array<std::int64_t, Rank> strides{};
     typename P::lease_type lease;
   };
-  expects(static_cast<bool>(lease), "the lease has ended: only a held lease can be exported");
+  expects(static_cast<bool>(lease), "the lease has ended: only a held lease can be exported", site);
   expects(std::size_t{type.bits} * type.lanes == sizeof(T) * 8,
-          "the DLPack type must be as large as the tensor's element");
+          "the DLPack type must be as large as the tensor's element",
+          site);
   auto context = std::make_unique<Context>();
   for (std::size_t i = 0; i < Rank; ++i) {
     context->shape[i] = static_cast<std::int64_t>(lease.extents()[i]);
@@ -174,7 +176,8 @@ template <class T, std::size_t Rank, Pager P>
 /// @param stream  the work that writes the elements has run or is enqueued on it
 /// @param type    what the elements are, as for `export_tensor`
 /// @throws ContractViolation for another element type, another number of dimensions, an extent
-///         below 1, strides of another order, or memory elsewhere; as `SwappableTensor`
+///         below 1, strides of another order, memory elsewhere, or a stream that is being captured
+///         into a graph; as `SwappableTensor`
 /// @stream  copies on `stream` and waits on the host until `from` is not needed any more
 template <class T, std::size_t Rank, Pager P>
   requires requires(P& memory) {
@@ -213,6 +216,11 @@ template <class T, std::size_t Rank, Pager P>
               : from.device.type == DeviceType::cpu || from.device.type == DeviceType::cuda_host,
           "the DLPack tensor is neither in host memory nor on the allocator's device",
           site);
+  if constexpr (CapturingApi<typename P::device_type>) {
+    expects(!memory.device().is_capturing(stream),
+            "the stream is being captured into a graph, so the copy would not be made now",
+            site);
+  }
 
   auto const* const elements =
       reinterpret_cast<T const*>(static_cast<std::byte const*>(from.data) + from.byte_offset);
