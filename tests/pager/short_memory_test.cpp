@@ -7,6 +7,8 @@
 #include <spillway/device/host/host_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/pager/block_state.hpp>
+#include <spillway/policy/eviction/queue_eviction.hpp>
+#include <spillway/schedule/use.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 #include <spillway/testing/faulty_file_io.hpp>
@@ -23,6 +25,7 @@
 #include <new>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <support/counted_allocations.hpp>
@@ -58,9 +61,31 @@ struct Bench {
       Buffer{allocator, 64_KiB}, Buffer{allocator, 64_KiB}, Buffer{allocator, 64_KiB}};
 };
 
+bool has_block_in_transit(Bench const& bench) {
+  bool is_in_transit = false;
+  bench.allocator.for_each_block([&](BlockId, spillway::detail::BlockRecord const& block) {
+    is_in_transit = is_in_transit || block.is_in_transit();
+  });
+  return is_in_transit;
+}
+
 /// Swaps to a file that fails when the test wants it.
 struct Filed : support::SteppedOnDemand {
   using file_io = spillway::testing::FaultyFileIo;
+};
+
+/// LRU, which has no memory for a block when the test wants it.
+struct FailingInsert : spillway::LruEviction {
+  void on_insert(BlockId id, std::size_t bytes, spillway::Use use) {
+    if (fails != nullptr && std::exchange(*fails, false)) {
+      throw std::bad_alloc{};
+    }
+    spillway::LruEviction::on_insert(id, bytes, use);
+  }
+  bool* fails = nullptr;
+};
+struct Inserting : support::SteppedOnDemand {
+  using eviction = FailingInsert;
 };
 
 /// Has no memory for its queue from the second copy on, and nor has the rest of the program once
@@ -93,15 +118,107 @@ TEST_SUITE("short_memory") {
     support::call_with_little_memory(
         [&] { bench.buffers[0].swap_out(); },
         [&] {
-          bool is_in_transit = false;
-          bench.allocator.for_each_block([&](BlockId, spillway::detail::BlockRecord const& block) {
-            is_in_transit = is_in_transit || block.is_in_transit();
-          });
-          REQUIRE_FALSE(is_in_transit);  // since an acquire would wait for its end
+          REQUIRE_FALSE(has_block_in_transit(bench));  // since an acquire would wait for its end
           CHECK(bench.buffers[0].residency() == Residency::device);
           (void)bench.buffers[0].acquire(Access::read, bench.stream);
         });
     CHECK(bench.buffers[0].residency() != Residency::device);
+  }
+
+  TEST_CASE("DeviceAllocator: a block whose swap-in fails for want of memory stays on the host") {
+    Bench bench;
+    Buffer& buffer = bench.buffers[0];
+    buffer.swap_out();
+    bench.device.run_all();
+    std::size_t const free_bytes = bench.allocator.stats().free_bytes;
+    std::size_t const failures =
+        support::call_with_little_memory([&] { buffer.swap_in(); },
+                                         [&] {
+                                           REQUIRE_FALSE(has_block_in_transit(bench));
+                                           CHECK(buffer.residency() == Residency::host);
+                                           CHECK(bench.allocator.stats().free_bytes == free_bytes);
+                                         });
+    CHECK(failures != 0);
+    CHECK(bench.allocator.stats().swap_ins.count == 1);
+    CHECK(bench.allocator.stats().free_bytes == free_bytes - 64_KiB);
+  }
+
+  TEST_CASE("DeviceAllocator: a swap-in for which the policy has no memory is not tried later") {
+    spillway::testing::SteppedSimApi device{{.capacity_bytes = 8_MiB}};
+    bool fails = false;
+    spillway::DeviceAllocator<Inserting>::Options options{.capacity_bytes = 1_MiB};
+    options.eviction.emplace().fails = &fails;
+    spillway::DeviceAllocator<Inserting> allocator{device, options};
+    auto const stream = device.create_stream();
+    using OwnBuffer = spillway::SwappableBuffer<spillway::DeviceAllocator<Inserting>>;
+    OwnBuffer first{allocator, 64_KiB};
+    OwnBuffer second{allocator, 64_KiB};
+    for (OwnBuffer* const buffer : {&first, &second}) {
+      (void)buffer->acquire(Access::write, stream);
+      buffer->swap_out();
+    }
+    device.run_all();
+
+    fails = true;
+    CHECK_THROWS_AS(first.swap_in(), std::bad_alloc);
+    OwnBuffer in_its_place{allocator, 64_KiB};
+    {
+      auto const lease = in_its_place.acquire(Access::write, stream);
+      device.fill(lease.data(), 1, 64_KiB, stream);
+    }
+    second.swap_in();
+
+    device.run_all();
+    CHECK(first.residency() == Residency::host);
+    CHECK(second.residency() == Residency::device);
+    CHECK(allocator.stats().swap_ins.count == 1);
+    allocator.retire_stream(stream);
+  }
+
+  TEST_CASE("DeviceAllocator: a block without memory for what is noted of it does not exist") {
+    Bench bench;
+    auto const block_count = [&] {
+      std::size_t count = 0;
+      bench.allocator.for_each_block(
+          [&](BlockId, spillway::detail::BlockRecord const&) { ++count; });
+      return count;
+    };
+    std::vector<BlockId> declared;
+    std::size_t failures = 0;
+    for (std::size_t const before : {3U, 4U, 5U, 6U, 7U, 8U}) {
+      BlockId id{};
+      failures += support::call_with_little_memory([&] { id = bench.allocator.declare(4_KiB); },
+                                                   [&] { CHECK(block_count() == before); });
+      declared.push_back(id);
+    }
+    CHECK(failures != 0);
+    for (BlockId const id : declared) {
+      bench.allocator.deallocate(id);
+    }
+  }
+
+  TEST_CASE("DeviceAllocator: extend_recipe without memory for the change ends the recipe") {
+    auto const nothing = [](auto, std::span<void const* const>, void*) {};
+    std::size_t more = 0;
+    for (bool is_extended = false; !is_extended; ++more) {
+      CAPTURE(more);
+      REQUIRE(more < 100);
+      Bench bench;
+      BlockId const made = bench.buffers[0].id();
+      bench.allocator.set_recipe(made, {bench.buffers[1].id()}, 1us, nothing);
+      auto const leases =
+          bench.allocator.acquire_all({{made, Access::read_write, true}}, bench.stream);
+      try {
+        support::ShortMemory const few{more};
+        is_extended = bench.allocator.extend_recipe(
+            leases.front(), std::array{bench.buffers[2].id()}, 1us, nothing);
+      } catch (std::bad_alloc const&) {
+      }
+      bench.allocator.for_each_block([&](BlockId, spillway::detail::BlockRecord const& block) {
+        CHECK((block.recipe != nullptr) == is_extended);
+      });
+    }
+    CHECK(more > 1);
   }
 
   TEST_CASE("DeviceAllocator: set_recipe without memory for the recipe leaves nothing behind") {
