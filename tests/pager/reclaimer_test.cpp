@@ -508,6 +508,54 @@ TEST_SUITE("pager") {
     CHECK(blocks[3].is_intact());
   }
 
+  TEST_CASE("Reclaimer: only as much is given back as a larger reservation lacks") {
+    auto options = support::small_options(1_MiB);
+    options.initial_bytes = 0;
+    options.growth_bytes = 64_KiB;
+    support::SmallBench bench{options};
+    std::deque<support::KnownBytes> blocks;
+    for (std::size_t i = 0; i < 10; ++i) {
+      blocks.emplace_back(bench, 64_KiB, static_cast<std::uint8_t>(i));
+    }
+    REQUIRE(bench.allocator.stats().reserved_bytes == 640_KiB);
+
+    support::KnownBytes large{bench, 640_KiB, 99};
+
+    CHECK(bench.allocator.stats().reserved_bytes == 1_MiB);
+    CHECK(bench.allocator.stats().host_waits != 0);  // for the last uses of what was given back
+    CHECK(large.is_intact());
+    CHECK(blocks.front().is_intact());
+  }
+
+  TEST_CASE("Reclaimer: of equal neighbours of free ranges, those that are clean leave") {
+    for (bool const is_first_clean : {false, true}) {
+      CAPTURE(is_first_clean);
+      auto options = support::small_options(1_MiB);
+      options.paging.compaction = false;
+      support::SmallBench bench{options};
+      std::optional<support::SmallBuffer> below{std::in_place, bench.allocator, 64_KiB};
+      support::KnownBytes first{bench, 64_KiB, 1};
+      support::KnownBytes between{bench, 64_KiB, 2};
+      std::optional<support::SmallBuffer> middle{std::in_place, bench.allocator, 64_KiB};
+      support::KnownBytes second{bench, 64_KiB, 3};
+      support::KnownBytes above{bench, 704_KiB, 4};
+      support::KnownBytes& clean = is_first_clean ? first : second;
+      support::KnownBytes& dirty = is_first_clean ? second : first;
+      clean.buffer().swap_out();
+      CHECK(clean.is_intact());  // has come back to the only free range
+      auto const kept = between.buffer().acquire(Access::read, bench.stream);
+      auto const kept_above = above.buffer().acquire(Access::read, bench.stream);
+      below.reset();
+      middle.reset();
+
+      support::SmallBuffer const room{bench.allocator, 128_KiB};
+
+      CHECK(dirty.buffer().residency() == Residency::device);
+      CHECK(clean.buffer().residency() != Residency::device);
+      CHECK(bench.allocator.stats().swap_outs.count == 1);
+    }
+  }
+
   TEST_CASE("Reclaimer: if waiting for its last use fails, memory is given back the next time") {
     struct Capturing : spillway::testing::SteppedSimApi {
       using spillway::testing::SteppedSimApi::SteppedSimApi;
