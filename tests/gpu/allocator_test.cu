@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The allocator on a GPU, with kernels in flight.
+#include <spillway/core/tensor_view.hpp>
 #include <spillway/cuda.hpp>
 #include <spillway/page_arena.hpp>
+#include <spillway/swappable_tensor.hpp>
 
 #include <doctest/doctest.h>
 
@@ -10,6 +12,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels.cuh"
 #include <support/allocator_load.hpp>
@@ -65,9 +68,33 @@ struct GpuLoad {
   gpu_test::KernelGate const* gate = nullptr;
 };
 
+/// Adds up the indices of each element, and the number of dimensions.
+__global__ void write_sums(TensorView<float, 2> view) {
+  for (std::size_t i = 0; i < view.extent(0); ++i) {
+    for (std::size_t j = 0; j < view.extent(1); ++j) {
+      view(i, j) = static_cast<float>(i + j + view.rank());
+    }
+  }
+}
+
 }  // namespace
 
 TEST_SUITE("gpu") {
   TEST_CASE_TEMPLATE_INVOKE(
       allocator_load, GpuLoad<CudaPolicies>, GpuLoad<Remapping>, GpuLoad<Stable>);
+
+  TEST_CASE("SwappableTensor: a kernel gets a view of a tensor by value") {
+    CudaApi device;
+    DeviceAllocator<CudaPolicies> memory{device, {.capacity_bytes = 1_MiB}};
+    auto const stream = memory.create_stream();
+    auto tensor = make_tensor<float>(memory, {2, 3});
+    {
+      auto const lease = tensor.acquire_write(stream);
+      write_sums<<<1, 1, 0, stream.get()>>>(lease.view());
+      cuda_check(cudaGetLastError());
+    }
+    std::vector<float> values(tensor.size());
+    tensor.copy_to_host_sync(values, stream);
+    CHECK(values == std::vector<float>{2, 3, 4, 3, 4, 5});
+  }
 }

@@ -44,7 +44,7 @@ class TensorView {
     return data_[offset];
   }
 
-  [[nodiscard]] static constexpr std::size_t rank() noexcept { return Rank; }
+  [[nodiscard]] SPILLWAY_HOST_DEVICE static constexpr std::size_t rank() noexcept { return Rank; }
   [[nodiscard]] SPILLWAY_HOST_DEVICE constexpr T* data_handle() const noexcept { return data_; }
   [[nodiscard]] SPILLWAY_HOST_DEVICE constexpr std::size_t extent(std::size_t i) const noexcept {
     return extents_[i];
