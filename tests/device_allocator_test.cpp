@@ -14,6 +14,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -26,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include <support/death.hpp>
 #include <support/small_allocator.hpp>
 #include <support/stepped_policies.hpp>
 #include <support/temporary_folder.hpp>
@@ -443,6 +445,23 @@ TEST_SUITE("device_allocator") {
     CHECK_THROWS_AS(bench.allocator.order_after(bench.stream, other.allocator.mark(more)),
                     ContractViolation);
     bench.allocator.order_after(bench.stream, bench.allocator.mark(bench.stream));
+  }
+
+  TEST_CASE("DeviceAllocator: a lease of another allocator is refused") {
+    SmallBench bench;
+    SmallBench other;
+    support::SmallBuffer operand{bench.allocator, 1000};
+    support::SmallBuffer made{bench.allocator, 1000};
+    support::SmallBuffer foreign{other.allocator, 1000};  // with the id of `operand`
+    (void)operand.acquire_write(bench.stream);
+    (void)made.acquire_write(bench.stream);
+    auto lease = foreign.acquire_write(other.stream);
+    auto const nothing = [](auto, std::span<void const* const>, void*) {};
+    CHECK_THROWS_AS((void)bench.allocator.extend_recipe(
+                        lease, std::array{made.id()}, std::chrono::nanoseconds{1}, nothing),
+                    ContractViolation);
+    auto const death = test::death_of([&] { bench.allocator.release_all({&lease, 1}); });
+    CHECK(death.message.find("lease.pager_ == this") != std::string::npos);
   }
 
   TEST_CASE("DeviceAllocator: a function that a stream launched cannot bring in a block") {

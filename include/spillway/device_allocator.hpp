@@ -262,8 +262,9 @@ class DeviceAllocator {
     return acquire_all(std::span{requests.begin(), requests.size()}, stream);
   }
 
-  /// Ends all these leases at once; empty ones are ignored. This is cheaper than ending them one by
-  /// one: while blocks are being swapped out, each call records one event for each stream.
+  /// Ends all these leases of this allocator at once; empty ones are ignored. This is cheaper than
+  /// ending them one by one: while blocks are being swapped out, each call records one event for
+  /// each stream.
   void release_all(std::span<lease_type> leases) noexcept;
 
   /// Makes a block leave the device: copies its bytes to the host pool and frees its device range.
@@ -310,7 +311,8 @@ class DeviceAllocator {
   ///          for writing, or acquired for writing during the call
   /// @throws  ContractViolation for a block or an operand that is unknown or was never written, and
   ///          for a block that is its own operand or whose bytes only its present recipe can make;
-  ///          nothing has changed then. std::bad_alloc; the block then has no recipe
+  ///          nothing has changed then. std::bad_alloc; the block then has no recipe, or the one
+  ///          that it had
   template <class Make>
   void set_recipe(BlockId id,
                   std::span<BlockId const> operands,
@@ -334,7 +336,8 @@ class DeviceAllocator {
   /// @pre     `make` writes everything that was written under the lease
   /// @returns false if the block has no recipe to extend: it had none, its recipe already has the
   ///          most changes (8), or the block or an operand has been written by others since
-  /// @throws  as `set_recipe`, and ContractViolation for an empty lease
+  /// @throws  as `set_recipe`, and ContractViolation for a lease that is empty or another
+  ///          allocator's
   template <class Make>
   bool extend_recipe(lease_type const& lease,
                      std::span<BlockId const> operands,
@@ -937,6 +940,7 @@ void DeviceAllocator<Policies>::release_all(std::span<lease_type> leases) noexce
   Call const call{*this};
   bool is_exact_event_wanted = false;
   for (lease_type& lease : leases) {
+    SPILLWAY_ASSERT(lease.empty() || lease.pager_ == this);
     if (!lease.empty()) {
       is_exact_event_wanted = leases_.release(lease.record_) || is_exact_event_wanted;
     }
@@ -1002,7 +1006,7 @@ bool DeviceAllocator<Policies>::extend_recipe(lease_type const& lease,
                                               std::span<BlockId const> operands,
                                               std::chrono::nanoseconds cost,
                                               Make make) {
-  expects(!lease.empty(), "a recipe is extended by the holder of a lease");
+  expects(lease.pager_ == this, "a recipe is extended by the holder of a lease of this allocator");
   detail::Recipe::Make callable = on_any_stream(std::move(make));  // outlives the call
   Call const call{*this};
   check_recipe(lease.block(), operands);
