@@ -274,10 +274,31 @@ def hold(*tensors):
 
     tensors  tensors, storages, modules (their parameters and buffers), or lists, tuples and dictionaries of these
 
-    If another thread ends the context, it really ends before the next operation of the thread that entered it, or
-    with that thread. Raises TypeError for other objects.
+    The context may be entered several times, also by several threads at the same time. If another thread ends it, it
+    really ends before the next operation of the thread that entered it, or with that thread. Raises TypeError for other
+    objects.
     """
-    return _C.Held(_tensors_in(tensors, "hold"), may_write=True)
+    return _Hold(_tensors_in(tensors, "hold"))
+
+
+class _Hold:
+    """The context that `hold` returns. Each time it is entered is a hold of its own."""
+
+    def __init__(self, things):
+        self._things = things
+        self._entered = []  # the holds that have not ended, each with the thread that entered it
+
+    def __enter__(self):
+        held = _C.Held(self._things, may_write=True)
+        held.__enter__()
+        self._entered.append((threading.get_ident(), held))
+
+    def __exit__(self, *error):
+        me = threading.get_ident()
+        mine = [one for one in self._entered if one[0] == me] or self._entered[:]
+        if mine:
+            self._entered.remove(mine[-1])
+            mine[-1][1].__exit__(*error)
 
 
 def plan(limits=None, links=(12.0, 25.0), *, overlap=True, tflops=None, memory_gbps=None, least_bytes=LEAST_BYTES,

@@ -2,6 +2,7 @@
 """Code outside of operations: addresses that Python code gets, and Python functions that PyTorch calls."""
 import copy
 import ctypes
+import threading
 from functools import partial
 
 import numpy
@@ -201,6 +202,39 @@ def test_hold_gives_an_address_for_as_long_as_it_lasts(lms):
         assert lms.view(a)["has_address"] and lms.view(b)["has_address"]
     lms.evict()
     assert lms.is_away(a) and lms.is_away(b)
+
+
+def test_a_hold_may_be_entered_again_before_it_ends(lms):
+    x = torch.arange(64.)
+    hold = spillway_torch.hold(x)
+    with hold:
+        with hold:
+            pass
+        lms.evict()
+        assert not lms.is_away(x)
+    lms.evict()
+    assert lms.is_away(x)
+
+
+def test_several_threads_may_be_inside_of_one_hold(lms):
+    x = torch.arange(64.)
+    hold = spillway_torch.hold(x)
+    is_inside, may_end = threading.Event(), threading.Event()
+
+    def work():
+        with hold:
+            is_inside.set()
+            may_end.wait()
+    thread = threading.Thread(target=work)
+    with hold:
+        thread.start()
+        is_inside.wait()
+    lms.evict()
+    assert not lms.is_away(x)
+    may_end.set()
+    thread.join()
+    lms.evict()
+    assert lms.is_away(x)
 
 
 def test_hold_and_keep_take_collections_storages_and_modules(lms):
