@@ -18,6 +18,7 @@ from ._bytes import file_tier as _file_tier
 from ._bytes import number_of_bytes as _bytes
 from ._bytes import numbers_of_bytes as _numbers_of_bytes
 from ._device import make_calls as _make_calls
+from ._hold import Hold as _Hold
 from ._keras import LMSStatsLogger
 from ._load import C as _C
 from ._load import built_for as _built_for
@@ -278,7 +279,8 @@ def hold(*tensors):
     tensors  tensors (also ragged and sparse ones), variables, models, layers and modules (their variables), or lists,
              tuples and dictionaries of these
 
-    Raises TypeError for other objects, and for the tensors of a graph, which have no memory yet.
+    The context may be entered several times, also by several threads at the same time. Raises TypeError for other objects,
+    and for the tensors of a graph, which have no memory yet.
     """
     addresses = [address for address in map(_shims.address_of, _values_in(tensors, "hold")) if address]
-    return _C.Held(addresses, may_write=True)
+    return _Hold(lambda: _C.Held(addresses, may_write=True))

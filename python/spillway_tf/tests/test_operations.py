@@ -139,6 +139,18 @@ def test_keep_and_hold(lms, evicted):
     assert lms.is_away(y)
 
 
+def test_a_hold_may_be_entered_again_before_it_ends(lms):
+    x = random(512, 512)
+    hold = spillway_tf.hold(x)
+    with hold:
+        with hold:
+            pass
+        lms.evict()
+        assert not lms.is_away(x)
+    lms.evict()
+    assert lms.is_away(x)
+
+
 def test_keep_and_hold_take_collections_and_models(lms, evicted):
     x, v = random(512, 512, seed=1), tf.Variable(random(512, 512, seed=2))
     dense = tf.keras.layers.Dense(512)

@@ -20,6 +20,7 @@ from ._bytes import file_tier as _file_tier
 from ._bytes import number_of_bytes as _bytes
 from ._bytes import numbers_of_bytes as _numbers_of_bytes
 from ._device import make_calls as _make_calls
+from ._hold import Hold as _Hold
 from ._paging import chunk, page, unpage
 from ._stats import memory_stats, memory_summary, reset_peak_memory_stats
 from ._steps import begin_step, watch_optimizers
@@ -278,27 +279,8 @@ def hold(*tensors):
     really ends before the next operation of the thread that entered it, or with that thread. Raises TypeError for other
     objects.
     """
-    return _Hold(_tensors_in(tensors, "hold"))
-
-
-class _Hold:
-    """The context that `hold` returns. Each time it is entered is a hold of its own."""
-
-    def __init__(self, things):
-        self._things = things
-        self._entered = []  # the holds that have not ended, each with the thread that entered it
-
-    def __enter__(self):
-        held = _C.Held(self._things, may_write=True)
-        held.__enter__()
-        self._entered.append((threading.get_ident(), held))
-
-    def __exit__(self, *error):
-        me = threading.get_ident()
-        mine = [one for one in self._entered if one[0] == me] or self._entered[:]
-        if mine:
-            self._entered.remove(mine[-1])
-            mine[-1][1].__exit__(*error)
+    held = _tensors_in(tensors, "hold")
+    return _Hold(lambda: _C.Held(held, may_write=True))
 
 
 def plan(limits=None, links=(12.0, 25.0), *, overlap=True, tflops=None, memory_gbps=None, least_bytes=LEAST_BYTES,
