@@ -71,8 +71,9 @@ struct GpuLoad {
 /// Adds up the indices of each element, and the number of dimensions.
 __global__ void write_sums(TensorView<float, 2> view) {
   for (std::size_t i = 0; i < view.extent(0); ++i) {
-    for (std::size_t j = 0; j < view.extent(1); ++j) {
-      view(i, j) = static_cast<float>(i + j + view.rank());
+    auto const row = view.select(i);
+    for (std::size_t j = 0; j < row.extent(0); ++j) {
+      row(j) = static_cast<float>(i + j + view.rank());
     }
   }
 }
