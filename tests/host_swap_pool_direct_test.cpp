@@ -85,7 +85,7 @@ TEST_SUITE("host_swap_pool_direct") {
     CHECK(bench.to[70'001] == std::byte{});
 
     bench.pool.give_back(slot);
-    CHECK(bench.pool.stats().tier(HostTier::file).slots == 0);
+    CHECK(bench.pool.stats().tier(HostTier::file).slot_count == 0);
   }
 
   TEST_CASE("HostSwapPool: small, encoded and checksummed blocks are staged, large ones are not") {
@@ -321,7 +321,7 @@ TEST_SUITE("host_swap_pool_direct") {
 
         CHECK(has_pattern(bench.to, large, 2));
         bench.pool.give_back(slot);
-        CHECK(bench.pool.stats().tier(HostTier::file).slots == 0);
+        CHECK(bench.pool.stats().tier(HostTier::file).slot_count == 0);
         CHECK(bench.pool.stats().tier(HostTier::file).used_bytes == 0);
       }
     }
@@ -355,7 +355,7 @@ TEST_SUITE("host_swap_pool_direct") {
     bench.device.run_all();
 
     CHECK(bench.io.calls().writes == 0);
-    CHECK(bench.pool.stats().tier(HostTier::file).slots == 0);
+    CHECK(bench.pool.stats().tier(HostTier::file).slot_count == 0);
   }
 
   TEST_CASE("HostSwapPool: work of a failed direct transfer finishes before the next one starts") {

@@ -583,7 +583,7 @@ TEST_SUITE("host_swap_pool_fault") {
           CHECK((has_thrown || nth > 1 || call != SimCall::copy));
           pool.give_back(id);
           CHECK(pool.stats().tier(tier).used_bytes == 0);
-          CHECK(pool.stats().tier(tier).slots == 0);
+          CHECK(pool.stats().tier(tier).slot_count == 0);
         }
       }
     }

@@ -250,7 +250,7 @@ void run_workers(World& world, std::uint64_t seed, int rounds, Way way = Way::on
     CHECK(done[i] > 0);
   }
   for (HostTierStats const& tier : world.pool->stats().tiers) {
-    CHECK(tier.slots == 0);
+    CHECK(tier.slot_count == 0);
     CHECK(tier.used_bytes == 0);
   }
 }

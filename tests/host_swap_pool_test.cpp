@@ -422,7 +422,7 @@ TEST_SUITE("host_swap_pool") {
     CHECK(pool.free_bytes() == pinned().capacity_bytes - pinned().used_bytes);
     CHECK(pinned().used_bytes == 75 * granule_bytes);
     CHECK(pinned().peak_used_bytes == 75 * granule_bytes);
-    CHECK(pinned().slots == 1);
+    CHECK(pinned().slot_count == 1);
   }
 
   TEST_CASE("HostSwapPool: wholly free slabs are returned to the system, others stay") {

@@ -236,7 +236,7 @@ TEST_SUITE("host_ledger") {
     CHECK(now.ledger.give_back(id, {}));
     CHECK(now.ledger.find(id) == nullptr);
     CHECK(count() == 1);
-    CHECK(now.ledger.stats(HostTier::pinned).slots == 0);
+    CHECK(now.ledger.stats(HostTier::pinned).slot_count == 0);
     CHECK(now.ledger.stats(HostTier::pinned).used_bytes == 0);
     --slot.jobs(SlotAccess::write);
     now.ledger.forget_if_unused(slot);
@@ -464,7 +464,7 @@ TEST_SUITE("host_ledger") {
     HostSlot& slot = now.slot(id);
     ++slot.jobs(SlotAccess::read);
     CHECK(now.ledger.empty(id, {}));
-    CHECK(now.ledger.stats(HostTier::file).slots == 0);
+    CHECK(now.ledger.stats(HostTier::file).slot_count == 0);
     CHECK(now.ledger.stats(HostTier::file).used_bytes == 0);
     CHECK(slot.refusal(1, SlotAccess::write) != nullptr);
     CHECK(slot.refusal(1, SlotAccess::read) != nullptr);

@@ -270,8 +270,8 @@ TEST_SUITE("snapshot") {
     CHECK(it.at("spillway").at("absent").size() == now.absent.size());
     CHECK(it.at("spillway").at("stats").at("resident").at("bytes").at("current") ==
           now.stats.resident.bytes.current);
-    CHECK(it.at("spillway").at("host").at("tiers").at("pinned").at("slots") ==
-          now.host.tier(HostTier::pinned).slots);
+    CHECK(it.at("spillway").at("host").at("tiers").at("pinned").at("slot_count") ==
+          now.host.tier(HostTier::pinned).slot_count);
   }
 
   TEST_CASE(

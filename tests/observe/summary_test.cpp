@@ -86,7 +86,7 @@ TEST_SUITE("summary") {
     HostPoolStats host;
     host.tiers[2].used_bytes = 5_GiB;
     host.tiers[2].capacity_bytes = 6_GiB;
-    host.tiers[2].slots = 11;
+    host.tiers[2].slot_count = 11;
     auto const table = summary(stats, host);
 
     CHECK(row(table, "Allocated") == Cells{"Allocated", "1.0 MiB", "4.0 MiB", "4.0 MiB", "1"});

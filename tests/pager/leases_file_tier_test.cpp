@@ -207,7 +207,7 @@ TEST_SUITE("pager") {
       CHECK_THROWS_AS((void)buffer.acquire(Access::read, bench.stream()), FileTierError);
       CHECK_THROWS_AS((void)buffer.acquire(Access::read_write, bench.stream()), FileTierError);
       bench.check_recovers(buffer);
-      CHECK(bench.allocator.host_stats().tiers[2].slots == 1);
+      CHECK(bench.allocator.host_stats().tiers[2].slot_count == 1);
     }
   }
 

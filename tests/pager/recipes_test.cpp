@@ -344,7 +344,7 @@ TEST_SUITE("recipes") {
     bench.make(3us);
     bench.drop(bench.y);
     CHECK(bench.allocator.stats().spared == spillway::Tally{1, 128_KiB});
-    CHECK(bench.allocator.host_stats().tiers[0].slots == 0);
+    CHECK(bench.allocator.host_stats().tiers[0].slot_count == 0);
     bench.check(bench.y, 2);
     bench.run();
     spillway::Stats const stats = bench.allocator.stats();
@@ -948,7 +948,7 @@ TEST_SUITE("recipes") {
     spillway::Stats const freed = bench.allocator.stats();
     CHECK(freed.allocated.blocks.current == 2);
     CHECK(freed.resident.blocks.current == 2);
-    CHECK(bench.allocator.host_stats().tiers[0].slots == 0);
+    CHECK(bench.allocator.host_stats().tiers[0].slot_count == 0);
     auto const before = bench.recomputations();
     for (std::uint64_t round = 1; round != 3; ++round) {
       bench.drop(made[3]);

@@ -515,7 +515,7 @@ TEST_SUITE("pager") {
       tensor.swap_out();
       bench.allocator.synchronize();
       HostPoolStats const stats = bench.allocator.host_stats();
-      CHECK(stats.tier(HostTier::pinned).slots == 1);
+      CHECK(stats.tier(HostTier::pinned).slot_count == 1);
       CHECK(stats.tier(HostTier::pinned).used_bytes < 120'000);
       std::vector<float> found(tensor.size());
       tensor.copy_to_host_sync(found, bench.stream);

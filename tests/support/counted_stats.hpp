@@ -50,7 +50,7 @@ struct CountedStats {
                            &tier.used_bytes,
                            &tier.peak_used_bytes,
                            &tier.largest_free_bytes,
-                           &tier.slots,
+                           &tier.slot_count,
                            &tier.numa_bound_bytes}) {
         *number = static_cast<std::size_t>(next++);
       }

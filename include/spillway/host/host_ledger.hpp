@@ -439,7 +439,7 @@ class BasicHostLedger {
             .used_bytes = now.used_bytes(),
             .peak_used_bytes = now.peak_used_bytes,
             .largest_free_bytes = now.map.largest_free_bytes(),
-            .slots = now.slots,
+            .slot_count = now.slot_count,
             .numa_bound_bytes = now.numa_bound_bytes,
             .is_failed = now.is_failed};
   }
@@ -484,7 +484,7 @@ class BasicHostLedger {
     std::size_t capacity_bytes = 0;
     std::size_t peak_used_bytes = 0;
     std::size_t numa_bound_bytes = 0;
-    std::size_t slots = 0;
+    std::size_t slot_count = 0;
     bool is_failed = false;
     bool is_refused = false;  // the system had no memory for the last slab
 
@@ -558,7 +558,7 @@ BasicHostLedger<Lazy>::try_take(std::size_t bytes, CodingId wanted, CodedRoom co
     slot.coding = is_coded ? wanted : CodingId{};
     slot.takes_bytes = is_coded ? bytes : chain->bytes;
     slot.written = chain->fence;
-    ++tier.slots;
+    ++tier.slot_count;
     tier.peak_used_bytes = std::max(tier.peak_used_bytes, tier.used_bytes());
     return id_of(id);
   }
@@ -622,7 +622,7 @@ inline void BasicHostLedger<Lazy>::free_memory(HostSlot& slot, Fence const& last
   Fence fence = slot.last_uses();
   fence.add(last_use);
   at(slot.tier).map.give_back(slot.chain, fence);
-  --at(slot.tier).slots;
+  --at(slot.tier).slot_count;
   slot.chain = {};
   slot.bytes = slot.takes_bytes = slot.written_bytes = 0;  // enqueued reads need `stored_bytes`
 }

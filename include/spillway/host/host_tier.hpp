@@ -99,7 +99,7 @@ struct HostTierStats {
   std::size_t used_bytes = 0;      ///< of which in slots
   std::size_t peak_used_bytes = 0;
   std::size_t largest_free_bytes = 0;  ///< in one piece; a slot may be made of several
-  std::size_t slots = 0;
+  std::size_t slot_count = 0;
   std::size_t numa_bound_bytes = 0;  ///< pageable memory that the system agreed to place
   /// A write failed: slots stay, new ones go to other tiers until a write has succeeded.
   bool is_failed = false;

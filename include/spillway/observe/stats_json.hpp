@@ -34,7 +34,7 @@ inline void write_value(detail::JsonStream& json, HostTierStats const& tier) {
       .member("used_bytes", tier.used_bytes)
       .member("peak_used_bytes", tier.peak_used_bytes)
       .member("largest_free_bytes", tier.largest_free_bytes)
-      .member("slots", tier.slots)
+      .member("slot_count", tier.slot_count)
       .member("numa_bound_bytes", tier.numa_bound_bytes)
       .member("is_failed", tier.is_failed)
       .end_object();

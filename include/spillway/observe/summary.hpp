@@ -168,7 +168,7 @@ void summarize_host(SummaryTable& table, HostPoolStats const& host) {
                human_bytes(tier.used_bytes),
                human_bytes(tier.peak_used_bytes),
                human_bytes(tier.capacity_bytes),
-               std::to_string(tier.slots)});
+               std::to_string(tier.slot_count)});
   }
   table.row({"Staging waits", std::to_string(host.staging_waits)});
   if (host.encoded_raw_bytes != 0) {

@@ -120,7 +120,7 @@ class BasicShareTable {
     std::uint64_t kind;
     std::uint64_t capacity_bytes;
     std::uint64_t claims;  // number of claims so far
-    std::array<Slot, most_members> slots;
+    std::array<Slot, most_members> member_slots;
   };
   static constexpr std::uint64_t kind = 0x3261'7265'6873'7773;  // "swshare2"
   static constexpr off_t table_byte = 0;                        // its lock guards the whole table
@@ -242,7 +242,7 @@ BasicShareTable<Lazy>::~BasicShareTable() {
   try {
     if (is_own()) {
       Locked const locked{*this};
-      table_->slots[own_] = {};
+      table_->member_slots[own_] = {};
       unlock(fd_, byte_of(own_));  // closing the file would not do so while a forked child lives
     }
   } catch (std::system_error const&) {  // NOLINT(bugprone-empty-catch): see the class comment
@@ -304,10 +304,10 @@ void BasicShareTable<Lazy>::join(std::uint64_t capacity_bytes,
                                  double weight) {
   Locked const locked{*this};
   drop_the_dead();
-  auto& slots = table_->slots;
+  auto& member_slots = table_->member_slots;
   std::uint64_t promised_bytes = 0;
   std::size_t members = 0;
-  for (Slot const& slot : slots) {
+  for (Slot const& slot : member_slots) {
     if (slot.is_taken != 0) {
       ++members;
       promised_bytes += slot.least_bytes;
@@ -325,16 +325,16 @@ void BasicShareTable<Lazy>::join(std::uint64_t capacity_bytes,
   expects(
       own_ != most_members, "64 programs share the device by this file already", {}, "DeviceShare");
   table_->capacity_bytes = capacity_bytes;
-  slots[own_] = Slot{.is_taken = 1,
-                     .process = process_,
-                     .least_bytes = least_bytes,
-                     .claimed_bytes = 0,
-                     .claim = 0,
-                     .is_firm = 0,
-                     .wanted_bytes = 0,
-                     .held_bytes = 0,
-                     .weight = weight,
-                     .is_active = 1};
+  member_slots[own_] = Slot{.is_taken = 1,
+                            .process = process_,
+                            .least_bytes = least_bytes,
+                            .claimed_bytes = 0,
+                            .claim = 0,
+                            .is_firm = 0,
+                            .wanted_bytes = 0,
+                            .held_bytes = 0,
+                            .weight = weight,
+                            .is_active = 1};
 }
 
 /// Locks a place that no member has. If a process was killed while it left, its children may still
@@ -343,7 +343,7 @@ void BasicShareTable<Lazy>::join(std::uint64_t capacity_bytes,
 template <class Lazy>
 std::size_t BasicShareTable<Lazy>::lock_place() {
   for (std::size_t i = 0; i < most_members; ++i) {
-    if (table_->slots[i].is_taken == 0) {
+    if (table_->member_slots[i].is_taken == 0) {
       if (lock(fd_, byte_of(i), F_OFD_SETLK)) {
         return i;
       }
@@ -369,8 +369,8 @@ void BasicShareTable<Lazy>::close() noexcept {
 template <class Lazy>
 void BasicShareTable<Lazy>::drop_the_dead() noexcept {
   for (std::size_t i = 0; i < most_members; ++i) {
-    if (table_->slots[i].is_taken != 0 && !is_alive(i)) {
-      table_->slots[i] = {};
+    if (table_->member_slots[i].is_taken != 0 && !is_alive(i)) {
+      table_->member_slots[i] = {};
     }
   }
 }
@@ -380,20 +380,20 @@ template <class Lazy>
 void BasicShareTable<Lazy>::find_shares() noexcept {
   std::size_t count = 0;
   for (std::size_t i = 0; i < most_members; ++i) {
-    if (table_->slots[i].is_taken != 0) {
+    if (table_->member_slots[i].is_taken != 0) {
       order_[count++] = i;
     }
   }
   auto const members = std::span{order_}.first(count);
   auto const order_of = [this](std::size_t member) {
-    Slot const& slot = table_->slots[member];
+    Slot const& slot = table_->member_slots[member];
     return std::pair{slot.is_firm == 0, slot.claim};
   };
   std::sort(members.begin(), members.end(), [&](std::size_t a, std::size_t b) {
     return order_of(a) < order_of(b);
   });
   for (std::size_t i = 0; i < count; ++i) {
-    Slot const& slot = table_->slots[members[i]];
+    Slot const& slot = table_->member_slots[members[i]];
     requests_[i] = ShareRequest{.least_bytes = slot.least_bytes,
                                 .claimed_bytes = slot.claimed_bytes,
                                 .wanted_bytes = slot.wanted_bytes,
@@ -415,8 +415,8 @@ typename BasicShareTable<Lazy>::Advice BasicShareTable<Lazy>::update(std::uint64
                                                                      bool is_firm) {
   Locked const locked{*this};
   drop_the_dead();
-  auto& slots = table_->slots;
-  Slot& own = slots[own_];
+  auto& member_slots = table_->member_slots;
+  Slot& own = member_slots[own_];
   own.wanted_bytes = wanted_bytes;
   if (own.claimed_bytes == 0 && claimed_bytes != 0) {
     own.claim = ++table_->claims;
@@ -427,7 +427,7 @@ typename BasicShareTable<Lazy>::Advice BasicShareTable<Lazy>::update(std::uint64
   find_shares();
   std::uint64_t free_bytes = table_->capacity_bytes;
   std::uint64_t claimable_bytes = table_->capacity_bytes + own.least_bytes;
-  for (Slot const& slot : slots) {
+  for (Slot const& slot : member_slots) {
     if (slot.is_taken != 0) {  // a process may have been killed while it was clearing a slot
       free_bytes -= slot.held_bytes;
       claimable_bytes -= slot.least_bytes;
@@ -440,7 +440,7 @@ typename BasicShareTable<Lazy>::Advice BasicShareTable<Lazy>::update(std::uint64
   }
   std::uint64_t lacking_bytes = 0;
   for (std::size_t i = 0; i < most_members; ++i) {
-    std::uint64_t const lacks = shares_[i] - std::min(shares_[i], slots[i].held_bytes);
+    std::uint64_t const lacks = shares_[i] - std::min(shares_[i], member_slots[i].held_bytes);
     // Needs change all the time. A small lack is not worth the copies of those who give up memory.
     lacking_bytes += lacks > shares_[i] / 64 ? lacks : 0;
   }
@@ -452,13 +452,13 @@ typename BasicShareTable<Lazy>::Advice BasicShareTable<Lazy>::update(std::uint64
 template <class Lazy>
 void BasicShareTable<Lazy>::requeue() {
   Locked const locked{*this};
-  table_->slots[own_].claim = ++table_->claims;
+  table_->member_slots[own_].claim = ++table_->claims;
 }
 
 template <class Lazy>
 void BasicShareTable<Lazy>::shrink(std::uint64_t bytes) {
   Locked const locked{*this};
-  Slot& own = table_->slots[own_];
+  Slot& own = table_->member_slots[own_];
   own.held_bytes = std::min(own.held_bytes, bytes);
 }
 
@@ -470,7 +470,7 @@ std::vector<ShareMember> BasicShareTable<Lazy>::members() {
   drop_the_dead();
   find_shares();
   for (std::size_t i = 0; i < most_members; ++i) {
-    if (Slot const& slot = table_->slots[i]; slot.is_taken != 0) {
+    if (Slot const& slot = table_->member_slots[i]; slot.is_taken != 0) {
       found.push_back({.process = slot.process,
                        .held_bytes = slot.held_bytes,
                        .fair_bytes = shares_[i],
