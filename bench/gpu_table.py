@@ -175,7 +175,10 @@ def main():
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     folder = Path(sys.argv[1])
-    steps = [line.split() for line in (folder / "steps.txt").read_text().splitlines()]
+    try:
+        steps = [line.split() for line in (folder / "steps.txt").read_text().splitlines()]
+    except OSError as error:
+        sys.exit(f"gpu_table.py: no results of gpu_check.sh: {error}")
     if len(sys.argv) == 3:
         steps = [step for step in steps if step[0] == sys.argv[2]]
         if not steps:

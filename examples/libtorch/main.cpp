@@ -13,11 +13,19 @@
 #include <torch/torch.h>
 
 int main(int count, char** arguments) {
+  char* end = nullptr;
+  std::size_t const limit_mib = count > 1 ? std::strtoul(arguments[1], &end, 10) : 0;
+  if (count > 2 || (end != nullptr && (end == arguments[1] || *end != '\0'))) {
+    std::fprintf(
+        stderr, "usage: %s [LIMIT]: the most MiB that tensors may take up\n", arguments[0]);
+    return 2;
+  }
+
   // [install]
   using Support = spillway::torch::HostSupport;  // on a GPU: CudaSupport of torch_cuda.hpp
 
   spillway::torch::InstallOptions options;
-  options.limit = count > 1 ? std::strtoul(arguments[1], nullptr, 10) << 20U : 0;
+  options.limit = limit_mib << 20U;
   Support::install(options);  // before the first large tensor
   // [install end]
 
