@@ -740,6 +740,32 @@ TEST_SUITE("pager") {
     }
   }
 
+  TEST_CASE("Reclaimer: if the system refuses host memory, blocks that need none leave") {
+    PinRefusing device{{.capacity_bytes = 64_MiB}};
+    using Bench = spillway::DeviceAllocator<PinRefusingPolicies>;
+    Bench::Options options{.capacity_bytes = 1_MiB};
+    options.host.pinned_bytes = 128_KiB;
+    options.paging.lease_wait = std::chrono::milliseconds{0};
+    Bench allocator{device, options};
+    auto const stream = allocator.create_stream();
+    BlockId const leased = allocator.allocate(64_KiB);
+    auto lease = allocator.acquire(leased, Access::write, stream);
+    BlockId const too_large = allocator.allocate(704_KiB);
+    (void)allocator.acquire(too_large, Access::write, stream);
+    BlockId const small = allocator.allocate(128_KiB);  // would fit into the host pool
+    (void)allocator.acquire(small, Access::write, stream);
+    BlockId const unwritten = allocator.allocate(128_KiB);
+
+    BlockId const added = allocator.allocate(128_KiB);
+
+    CHECK(allocator.residency(small) == Residency::device);
+    CHECK(allocator.residency(unwritten) == Residency::none);
+    lease.release();
+    for (BlockId const id : {leased, too_large, small, unwritten, added}) {
+      allocator.deallocate(id);
+    }
+  }
+
   TEST_CASE(
       "DeviceAllocator: no block is evicted for an allocation larger than a lowered capacity") {
     support::SmallBench bench{support::small_options(1_MiB)};
