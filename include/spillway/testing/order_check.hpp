@@ -47,6 +47,8 @@ struct MemoryUse {
 /// whether or not it would have had an effect this time.
 ///
 /// Threads  thread-compatible; all calls come from one host thread.
+/// Streams  are numbers from 0 on. A clock has an entry for each number up to the largest one, and
+///          a number that was given to a second stream would hide races with the first one.
 /// Cost     O(log ranges + ranges touched * streams) for each operation.
 class OrderCheck {
  public:
