@@ -200,6 +200,29 @@ def test_what_is_sent_needs_room_beside_the_limit_only(script):
            "    torch.UntypedStorage._release_ipc_counter(handle[4], handle[5], device='cuda')\n")
 
 
+@pytest.mark.stand_in
+def test_a_tensor_is_sent_while_another_thread_captures(script):
+    assert script("import threading, torch, spillway_torch, kernels\n"
+                  "spillway_torch.install(device='cuda', limit=64 << 20)\n"
+                  "kernels.install()\n"
+                  "spillway_torch.set_enabled_lms(True)\n"
+                  "sent = torch.full((1 << 20,), 3.0, device='cuda')\n"
+                  "x = torch.zeros(1 << 10, device='cuda')\n"
+                  "handles = []\n"
+                  "def send(): handles.append(sent.untyped_storage()._share_cuda_())\n"
+                  "graph = torch.cuda.CUDAGraph()\n"
+                  "with torch.cuda.graph(graph):\n"
+                  "    x += 1\n"
+                  "    thread = threading.Thread(target=send)\n"
+                  "    thread.start()\n"
+                  "    thread.join()\n"
+                  "graph.replay()\n"
+                  "print(len(handles), bool((x == 1).all()), bool((sent == 3).all()))\n"
+                  # see the test above
+                  "torch.UntypedStorage._release_ipc_counter(handles[0][4], handles[0][5], device='cuda')\n"
+                  ) == "1 True True\n"
+
+
 @pytest.mark.gpu
 def test_another_process_gets_a_tensor(script):
     assert script("import torch, spillway_torch\n"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/core/types.hpp>
+#include <spillway/device/cuda/cuda_context.hpp>
 #include <spillway/interop/torch/cuda_history.hpp>
 #include <spillway/interop/torch/private_pools.hpp>
 #include <spillway/interop/torch/recipe_scratch.hpp>
@@ -506,6 +507,8 @@ class CudaTensorAllocator final
     };
     check_is_free();
     c10::cuda::CUDAGuard const device{Site::device()};
+    // The allocation and the wait below would break a capture of another thread.
+    spillway::detail::CudaCaptureBystander const bystander;
     std::size_t const bytes = storage.nbytes();
     shares_ = true;
     c10::DataPtr theirs = fixed(others_->raw_alloc(bytes), Site::device().index());
