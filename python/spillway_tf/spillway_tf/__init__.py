@@ -279,8 +279,15 @@ def hold(*tensors):
     tensors  tensors (also ragged and sparse ones), variables, models, layers and modules (their variables), or lists,
              tuples and dictionaries of these
 
-    The context may be entered several times, also by several threads at the same time. Raises TypeError for other objects,
-    and for the tensors of a graph, which have no memory yet.
+    The context may be entered several times, also by several threads at the same time. It keeps the tensors alive, and holds
+    the memory that a variable has when it is entered: an assignment may give the variable other memory. Raises TypeError for
+    other objects, and for the tensors of a graph, which have no memory yet.
     """
-    addresses = [address for address in map(_shims.address_of, _values_in(tensors, "hold")) if address]
-    return _Hold(lambda: _C.Held(addresses, may_write=True))
+    leaves = tf.nest.flatten(tensors)
+    _values_in(leaves, "hold")  # raises the error now
+
+    def make():
+        # not before, since a variable may have other memory by now, and its old memory may belong to another tensor
+        values = _values_in(leaves, "hold")
+        return _C.Held([address for address in map(_shims.address_of, values) if address], may_write=True)
+    return _Hold(make)

@@ -3,6 +3,7 @@
 import copy
 import ctypes
 import functools
+import gc
 import pickle
 import tempfile
 import threading
@@ -14,6 +15,7 @@ import tensorflow as tf
 import spillway_tf
 from conftest import random
 from spillway_tf import _shims
+from spillway_tf._load import C
 from training import run_in_threads, run_while_everything_leaves
 
 v1 = tf.compat.v1
@@ -149,6 +151,28 @@ def test_a_hold_may_be_entered_again_before_it_ends(lms):
         assert not lms.is_away(x)
     lms.evict()
     assert lms.is_away(x)
+
+
+def test_a_hold_keeps_its_tensors_alive(lms):
+    x = random(512, 512)
+    address = _shims.address_of(x)
+    with spillway_tf.hold([x]):
+        del x
+        gc.collect()
+        assert C.view(address)["in_use"]
+    gc.collect()
+    assert not C.view(address)["ours"]
+
+
+def test_a_hold_finds_the_memory_that_a_variable_has_when_it_is_entered(lms):
+    v = tf.Variable(random(512, 512, seed=1))
+    hold = spillway_tf.hold(v)
+    v.assign(random(512, 512, seed=2))
+    with hold:
+        lms.evict()
+        assert not lms.is_away(v)
+    lms.evict()
+    assert lms.is_away(v)
 
 
 def test_keep_and_hold_take_collections_and_models(lms, evicted):
