@@ -261,7 +261,6 @@ void Bindings<Site>::define(pybind11::module_& m) {
       Site::leases().end_all_holds(Site::frames());
     }
   });
-  m.def("keep_new", [](bool keeps) { return std::exchange(Site::frames().keeps_new, keeps); });
   m.def("freeze", &freeze, WithoutLock());
   m.def("end_frames_early", [](bool early) { installed().leases.end_frames_early(early); });
   py::class_<Held<Site>>(m, "Held")
@@ -281,6 +280,10 @@ void Bindings<Site>::define(pybind11::module_& m) {
       .def("begun", &Communicating<Site>::begun)
       .def("__exit__", [](Communicating<Site>& call, py::args const&) { call.exit(); });
 #endif
+  py::class_<KeepingNew<Site>>(m, "KeepingNew")
+      .def(py::init<>())
+      .def("__enter__", &KeepingNew<Site>::enter)
+      .def("__exit__", [](KeepingNew<Site>& keeping, py::args const&) { keeping.exit(); });
   py::class_<KernelInPython<Site>>(m, "KernelInPython")
       .def(py::init<>())
       .def("__enter__", &KernelInPython<Site>::enter, WithoutLock())

@@ -135,6 +135,17 @@ class Lent {
   std::optional<spillway::torch::ExtendedLease<Site>> lease_;
 };
 
+/// Surrounds code that remembers the addresses of what it allocates: that stays resident for good.
+template <class Site>
+class KeepingNew {
+ public:
+  void enter() noexcept { before_ = std::exchange(Site::frames().keeps_new, true); }
+  void exit() noexcept { Site::frames().keeps_new = before_; }
+
+ private:
+  bool before_ = false;
+};
+
 /// Surrounds Python code that is the kernel of an operation. Its operations belong to the same
 /// frame. Since it may wait for other threads, these do not wait for it without a time limit.
 template <class Site>

@@ -29,7 +29,7 @@ _WRITING = ("apply_", "map_", "map2_")
 _STORAGE_HOLDING = ("tolist", "clone", "_write_file", "cpu", "hex", "is_shared", "_get_filename",
                     "_get_shared_fd", "_shared_incref", "_shared_decref")
 _STORAGE_WRITING = ("__setitem__", "fill_", "copy_", "resize_", "_share_filename_cpu_", "_share_fd_cpu_", "byteswap",
-                    "_set_from_file", "_resize_with_addr_")
+                    "_set_from_file", "_resize_with_addr_", "_swap_data_ptr_")
 
 _COMMUNICATING = (
     "broadcast", "reduce", "gather", "gather_single", "gather_into_tensor", "scatter", "send", "recv", "recv_anysource",
@@ -843,11 +843,9 @@ def _wrap_distributed():
 
 def _keeping_new(function):
     def call(*args, **kwargs):
-        before = _C.keep_new(True)
-        try:
+        # Unlike `try`, `with` leaves no gap after its first call, in which a signal handler could raise an exception.
+        with _C.KeepingNew():
             return function(*args, **kwargs)
-        finally:
-            _C.keep_new(before)
     return _named_like(call, function)
 
 

@@ -127,6 +127,17 @@ def test_storages_are_asked_what_they_are(lms):
     assert x.share_memory_().is_shared()
 
 
+@pytest.mark.skipif(not hasattr(torch.UntypedStorage, "_swap_data_ptr_"), reason="needs PyTorch 2.15")
+def test_storages_that_are_away_exchange_their_memory_while_a_profiler_runs(lms):
+    first, second = torch.full((1000,), 1.), torch.full((1000,), 2.)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        lms.evict()
+        assert lms.is_away(first) and lms.is_away(second)
+        first.untyped_storage()._swap_data_ptr_(second.untyped_storage())
+    lms.evict()
+    assert outside(first) == [2.] * 1000 and outside(second) == [1.] * 1000
+
+
 def test_tensors_that_are_away_are_told_from_their_views(lms):
     x, other = torch.ones(64), torch.ones(64)
     view = x[1:]
@@ -597,6 +608,20 @@ def test_an_array_holds_its_tensor_until_it_dies(lms):
     gc.collect()
     lms.evict()
     assert lms.is_away(a) and a[10].item() == -1
+
+
+def test_an_exception_of_a_signal_handler_leaves_no_state_behind(lms):
+    # A handler may raise one as soon as a function in C has returned, as this function does.
+    def interrupt(frame, event, _):
+        if event == "c_return" and frame.f_code.co_name == "call":
+            raise KeyboardInterrupt
+    keeping = spillway_torch._shims._keeping_new(torch.zeros)
+    sys.setprofile(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        keeping(1000)
+    made = torch.zeros(1000) + 1
+    lms.evict()
+    assert lms.is_away(made)
 
 
 def test_no_code_that_could_be_interrupted_runs_when_an_array_dies(lms):

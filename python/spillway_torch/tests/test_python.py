@@ -422,12 +422,8 @@ def test_what_a_dispatch_mode_makes_for_code_that_remembers_addresses_stays(lms)
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
-    before = spillway_torch._C.keep_new(True)
-    try:
-        with Passing():
-            made = torch.zeros(1000)
-    finally:
-        spillway_torch._C.keep_new(before)
+    with spillway_torch._C.KeepingNew(), Passing():
+        made = torch.zeros(1000)
     with Passing():
         other = torch.zeros(1000)
     lms.evict()
