@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/core/config.hpp>
+#include <spillway/core/host_mapping.hpp>
 
 #include <cerrno>
 #include <cstddef>
@@ -89,6 +90,10 @@ class PageMover {
   }
   /// Moves pages to addresses without pages. Stops at the first page that is missing or cannot be
   /// moved, such as one that a forked child shares. @returns the bytes moved
+  ///
+  /// Linux 6.18 does not count the pages that it moves after it has waited for another part of the
+  /// kernel, such as compaction of physical memory. It then finds the first of these at its new
+  /// address, and reports EEXIST. Such pages are recognised by being there and no longer here.
   [[nodiscard]] std::size_t move(std::byte* to, std::byte* from, std::size_t bytes) const noexcept {
     std::size_t moved = 0;
     while (moved < bytes) {
@@ -101,6 +106,8 @@ class PageMover {
       bool const is_interrupted = !is_done && errno == EAGAIN;
       if (order.moved > 0) {
         moved += static_cast<std::size_t>(order.moved);
+      } else if (!is_done && errno == EEXIST && is_missing(from + moved)) {
+        moved += system_page_bytes();
       } else if (!is_interrupted) {
         break;
       }
@@ -141,6 +148,10 @@ class PageMover {
   static constexpr std::uint64_t can_move = std::uint64_t{1} << 16U;
   static constexpr int only_user_mode = 1;
 
+  [[nodiscard]] static bool is_missing(std::byte* p) noexcept {
+    unsigned char is_there = 1;
+    return ::mincore(p, system_page_bytes(), &is_there) == 0 && (is_there & 1U) == 0;
+  }
   [[nodiscard]] bool do_watch(Watched const& range) const noexcept {
     uffdio_register wanted{};
     wanted.range = {reinterpret_cast<std::uintptr_t>(range.p), range.bytes};
