@@ -218,7 +218,7 @@ def test_a_tensor_is_sent_while_another_thread_captures(script):
                   "    thread.join()\n"
                   "graph.replay()\n"
                   "print(len(handles), bool((x == 1).all()), bool((sent == 3).all()))\n"
-                  # see the test above
+                  # in the receiver's place, as in the test above
                   "torch.UntypedStorage._release_ipc_counter(handles[0][4], handles[0][5], device='cuda')\n"
                   ) == "1 True True\n"
 
