@@ -1094,7 +1094,9 @@ except RuntimeError as error:
 
 
 def test_a_child_makes_nodes_though_another_thread_of_the_parent_was_making_some(script, extension_folder):
-    """That thread is not in the child, where it could end what it had begun."""
+    """That thread is not in the child, where it could end what it had begun. The child uses another tensor than it, since
+    PyTorch locks a tensor that gets a node.
+    """
     assert script(f"""
 import os, signal, sys, threading
 import torch, spillway_torch
@@ -1102,7 +1104,8 @@ torch.set_num_threads(1)
 spillway_torch.install(device="cpu", limit=28 << 20, least_bytes=1)
 {loading(extension_folder)}
 spillway_torch.set_enabled_lms(True)
-x, kept, ended = torch.ones(8, requires_grad=True), [], threading.Event()
+x, of_child = [torch.ones(8, requires_grad=True) for _ in range(2)]
+kept, ended = [], threading.Event()
 square = torch.ops.row_sums.square
 square(x)
 def make():
@@ -1118,7 +1121,7 @@ for _ in range(60):
     child = os.fork()
     if child == 0:
         signal.alarm(60)  # a child that waits for the thread waits for ever
-        square(x)
+        square(of_child)
         os._exit(0)
     codes.append(os.waitpid(child, 0)[1])
     if codes[-1]:
