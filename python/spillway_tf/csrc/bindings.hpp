@@ -243,6 +243,15 @@ struct Bindings {
     });
     m.def("keep", &keep, WithoutLock());
     m.def("set_codec", &set_codec);
+    py::register_local_exception_translator([](std::exception_ptr error) {
+      try {
+        std::rethrow_exception(std::move(error));
+      } catch (OutOfMemory const& out_of_memory) {
+        py::object const type = py::module_::import("spillway_tf._shims").attr("OutOfMemoryError");
+        py::object const raised = type(py::none(), py::none(), out_of_memory.what());
+        PyErr_SetObject(type.ptr(), raised.ptr());
+      }
+    });
     py::class_<Held<Site>>(m, "Held", py::module_local())
         .def(py::init<std::vector<std::size_t> const&, bool>(),
              py::arg("addresses"),

@@ -12,6 +12,12 @@
 
 namespace spillway_tf {
 
+/// A buffer that code outside of operations uses does not fit on the device.
+class OutOfMemory : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 /// Keeps buffers leased between `__enter__` and `__exit__`.
 ///
 /// Bytes that are written in between are kept only if `may_write` was true: else the buffer counts
@@ -36,6 +42,7 @@ class Held {
     Site::leases().keep(addresses);
   }
 
+  /// @throws OutOfMemory if the buffers do not fit, `std::exception` if one cannot be read back
   void enter() {
     if (frame_ != nullptr || !Site::is_ready()) {
       return;
@@ -43,7 +50,7 @@ class Held {
     auto frame = std::make_unique<typename Site::Leases::Frame>();
     std::string const why = Site::leases().try_enter(*frame, uses_);
     if (!why.empty()) {
-      throw std::runtime_error{why};
+      throw OutOfMemory{"OOM when bringing in a tensor: " + why};
     }
     frame_ = std::move(frame);
   }

@@ -23,6 +23,14 @@ _numpy_of = _base._numpy
 _to_dlpack = pywrap_tfe.TFE_ToDlpackCapsule
 
 
+class OutOfMemoryError(tf.errors.ResourceExhaustedError, MemoryError):
+    """A tensor whose bytes are used without an operation does not fit on the device.
+
+    It is a MemoryError, too, since an operation that calls a Python function reports that as ResourceExhaustedError, and
+    errors of other classes as unknown ones.
+    """
+
+
 def address_of(tensor):
     """Returns the address of the memory that a tensor lies in, which a slice shares with the tensor that it was cut
     from; 0 for tensors that are not the library's.
@@ -72,11 +80,20 @@ def _copying_once(function):
 
 
 def _copying_arguments(function):
-    """Wraps the call of a Python function from a graph, whose arguments are views while the operation runs."""
+    """Wraps the call of a Python function from a graph, whose arguments are views of tensors, or tensors."""
     @functools.wraps(function)
     def call(self, token, device, args):
-        return function(self, token, device, [arg.copy() if _base_of_array(arg) else arg for arg in args])
+        return function(self, token, device, [_copy_of_view(arg) for arg in args])
     return call
+
+
+def _copy_of_view(array):
+    """Returns a copy of an array that is a view of one of the library's tensors; other objects as they are."""
+    address = _base_of_array(array)
+    if not address:
+        return array
+    with C.Held([address]):
+        return array.copy()
 
 
 def _keeping(function):

@@ -115,6 +115,25 @@ def test_errors_name_the_functions_of_this_module():
     assert "capacity_bytes" not in spillway_tf.why_out_of_memory()
 
 
+@pytest.mark.parametrize("use", (lambda x: x.numpy(), memoryview, spillway_tf.keep, lambda x: spillway_tf.hold(x).__enter__(),
+                                 lambda x: x.__dlpack__()))
+def test_a_tensor_that_does_not_fit_is_out_of_memory_for_code_outside_of_operations_too(lms, use):
+    x = random(1024, 1024)
+    spillway_tf.set_lms_limit(3 << 20)
+    for kind in (tf.errors.ResourceExhaustedError, MemoryError):
+        with pytest.raises(kind, match="OOM when bringing in a tensor: .*The limit is 3145728 bytes: set_lms_limit"):
+            use(x)
+
+
+def test_a_python_function_whose_argument_does_not_fit_is_out_of_memory(lms):
+    x = random(1024, 1024)
+    in_graph = tf.function(lambda t: tf.numpy_function(lambda array: array[0], [t], tf.float32))
+    in_graph(x)
+    spillway_tf.set_lms_limit(3 << 20)
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="OOM when bringing in a tensor: .*set_lms_limit"):
+        in_graph(x)
+
+
 def test_what_is_reserved_grows_on_demand_and_can_be_given_back(script):
     out = script("""
 import spillway_tf

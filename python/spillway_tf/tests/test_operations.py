@@ -569,6 +569,24 @@ def test_arrays_that_python_functions_keep(lms, evicted):
     assert np.array_equal(out.numpy(), b + 1)
 
 
+@pytest.mark.parametrize("is_of_tensors", (True, False))
+def test_arguments_of_python_functions_may_leave_while_these_run(lms, is_of_tensors):
+    x, z = random(1024, 1024), random(1024, 1024, seed=2)
+    total = tf.function(lambda t: tf.reduce_sum(tf.sqrt(tf.abs(t))))
+    expected = total(z) + x[0, 0]
+
+    def with_tensors(t):
+        return total(z) + t[0, 0]
+
+    def with_arrays(array):
+        return total(z).numpy() + array[0, 0]
+    call = tf.py_function if is_of_tensors else tf.numpy_function
+    function = with_tensors if is_of_tensors else with_arrays
+    spillway_tf.set_lms_limit(9 << 20)  # `total` needs 8 MiB
+    in_graph = tf.function(lambda t: call(function, [t * 1], tf.float32))
+    assert in_graph(x) == call(function, [x], tf.float32) == expected
+
+
 def test_sessions_give_out_arrays(lms):
     with tf.Graph().as_default(), v1.Session() as session:
         w = v1.get_variable("w", initializer=tf.random.stateless_normal((512, 512), (1, 2)), use_resource=False)

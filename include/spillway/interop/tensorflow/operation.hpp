@@ -43,12 +43,15 @@ enum class OperationKind : std::uint8_t {
 [[nodiscard]] inline OperationKind kind_of(std::string_view name) noexcept {
   // Sorted. An operation may be listed only if none of its implementations reads a large operand.
   // Calls of functions are listed, since the operations of the function lease their own operands.
-  static constexpr std::array<std::string_view, 71> passing{
+  // So are calls of Python functions: what these do with a tensor is an operation, or a copy that
+  // leases the tensor itself.
+  static constexpr std::array<std::string_view, 74> passing{
       "Bitcast",
       "Case",
       "ControlTrigger",
       "DestroyResourceOp",
       "DisableCopyOnRead",
+      "EagerPyFunc",
       "EmptyTensorList",
       "EnsureShape",
       "Enter",
@@ -69,6 +72,8 @@ enum class OperationKind : std::uint8_t {
       "PartitionedCall",
       "PlaceholderWithDefault",
       "PreventGradient",
+      "PyFunc",
+      "PyFuncStateless",
       "Rank",
       "RefEnter",
       "RefExit",
@@ -172,31 +177,14 @@ enum class OperationKind : std::uint8_t {
 /// Whether an operation, before it returns, runs other operations (on any thread) or waits for
 /// some.
 [[nodiscard]] inline bool calls_back(std::string_view name) noexcept {
-  static constexpr std::array<std::string_view, 24> those{
-      "Batch",
-      "BatchFunction",
-      "EagerPyFunc",
-      "For",
-      "MapDefun",
-      "MapPeek",
-      "MapStage",
-      "MapUnstage",
-      "MapUnstageNoKey",
-      "OrderedMapPeek",
-      "OrderedMapStage",
-      "OrderedMapUnstage",
-      "OrderedMapUnstageNoKey",
-      "PyFunc",
-      "PyFuncStateless",
-      "ReduceDataset",
-      "SaveDataset",
-      "Stage",
-      "StagePeek",
-      "Unbatch",
-      "UnbatchGrad",
-      "Unstage",
-      "XlaLaunch",
-      "_XlaRun",
+  static constexpr std::array<std::string_view, 21> those{
+      "Batch",           "BatchFunction",     "For",
+      "MapDefun",        "MapPeek",           "MapStage",
+      "MapUnstage",      "MapUnstageNoKey",   "OrderedMapPeek",
+      "OrderedMapStage", "OrderedMapUnstage", "OrderedMapUnstageNoKey",
+      "ReduceDataset",   "SaveDataset",       "Stage",
+      "StagePeek",       "Unbatch",           "UnbatchGrad",
+      "Unstage",         "XlaLaunch",         "_XlaRun",
   };
   static_assert(std::is_sorted(those.begin(), those.end()));
   return name.starts_with("Collective") || std::binary_search(those.begin(), those.end(), name);
