@@ -73,6 +73,21 @@ create_pieces(HostPagedApi& device, std::size_t count, std::size_t piece_bytes) 
   return pieces;
 }
 
+/// Whether this process may lock some megabytes. Locks memory that is mapped later.
+bool may_lock_future_memory() {
+#ifdef MCL_ONFAULT
+  constexpr std::size_t n = 64_MiB;
+  constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  if (::mlockall(MCL_FUTURE | MCL_ONFAULT) != 0) {
+    return false;
+  }
+  void* const p = ::mmap(nullptr, n, PROT_NONE, flags, -1, 0);
+  return p != MAP_FAILED && ::munmap(p, n) == 0;
+#else
+  return false;
+#endif
+}
+
 /// Whether the system moves pages from mapping to mapping (Linux since 5.7).
 bool moves_pages() {
 #ifdef MREMAP_DONTUNMAP
@@ -378,6 +393,63 @@ TEST_SUITE("host_paged_api") {
     device.unmap(p, n);
     CHECK_FALSE(support::is_readable(p));
     device.free_address(p, 2 * n);
+  }
+
+  TEST_CASE_TEMPLATE("HostPagedApi: memory that the program has locked can be unmapped and mapped",
+                     Device,
+                     HostPagedApi,
+                     PageMovingApi) {
+    Device device;
+    std::size_t const n = device.granularity_bytes();
+    auto* const p = static_cast<unsigned char*>(device.reserve_address(8 * n));
+    std::vector<HostPhysical> const pieces = create_pieces(device, 8, n);
+    REQUIRE(device.try_map(p, n, {pieces.data(), 4}));
+    (void)::mlock(p + n, n);  // has no effect if the process may lock nothing
+    device.unmap(p, 4 * n);
+    for (std::size_t page = 0; page < 4; ++page) {
+      CHECK_FALSE(support::is_readable(p + page * n));
+    }
+    REQUIRE(device.try_map(p, n, pieces));
+    CHECK(support::is_readable(p + n));
+    CHECK(support::is_readable(p + 8 * n - 1));
+    device.free_address(p, 8 * n);
+  }
+
+  TEST_CASE_TEMPLATE("HostPagedApi: a program may lock its present and future memory",
+                     Device,
+                     HostPagedApi,
+                     PageMovingApi) {
+    Device early;
+    std::size_t const n = early.granularity_bytes();
+    auto* const p = static_cast<unsigned char*>(early.reserve_address(8 * n));
+    std::vector<HostPhysical> const pieces = create_pieces(early, 8, n);
+    REQUIRE(early.try_map(p, n, {pieces.data(), 4}));
+    early.unmap(p, 2 * n);
+    spillway::test::ForkedChild const child{[&] {  // since only its memory is to be locked
+      early.before_fork();
+      early.after_fork_in_child();
+      if (!may_lock_future_memory() || ::mlockall(MCL_CURRENT | MCL_FUTURE) != 0) {
+        return true;
+      }
+      auto const works = [&](Device& device, unsigned char* at) {
+        bool const is_mapped = device.try_map(at, n, pieces);
+        bool is_right = is_mapped && support::is_readable(at + 8 * n - 1);
+        device.unmap(at + n, 6 * n);
+        is_right = is_right && !support::is_readable(at + n) && support::is_readable(at);
+        is_right = is_right && !support::is_readable(at + 7 * n - 1);
+        device.move_mapped(at + 3 * n, at, n);
+        return is_right && support::is_readable(at + 3 * n) && !support::is_readable(at);
+      };
+      early.unmap(p + 2 * n, 2 * n);
+      Device late;
+      for (HostPhysical const piece : pieces) {
+        (void)late.try_create_physical(static_cast<std::size_t>(piece));
+      }
+      auto* const q = static_cast<unsigned char*>(late.reserve_address(8 * n));
+      return works(early, p) && !support::is_readable(q) && works(late, q);
+    }};
+    CHECK(child.status() == 0);
+    early.free_address(p, 8 * n);
   }
 
   TEST_CASE("HostPagedApi: reserving too many addresses is an error with a reason") {

@@ -231,8 +231,15 @@ class BasicHostPagedApi : public HostApi {
   /// there is no memory is forgotten: its pages go back to the system when it is unmapped.
   void take_away(std::byte* begin, std::byte* end) noexcept;
   static void give_back(std::byte* p, std::size_t bytes) noexcept {
-    (void)::madvise(p, bytes, MADV_DONTNEED);
+    drop(p, bytes);
     (void)::mprotect(p, bytes, PROT_NONE);
+  }
+  /// Gives pages back to the system, also those that the program has locked (`mlock`, `mlockall`).
+  static void drop(std::byte* p, std::size_t bytes) noexcept {
+    if (::madvise(p, bytes, MADV_DONTNEED) != 0) {
+      (void)::munlock(p, bytes);
+      (void)::madvise(p, bytes, MADV_DONTNEED);
+    }
   }
   /// Sets the pages of a run aside. @returns false if the system refuses
   bool move_out(std::byte* p, std::size_t bytes) noexcept;
@@ -245,6 +252,15 @@ class BasicHostPagedApi : public HostApi {
   // The following are for `HostRemap::pages`. Spare pages lie side by side in `stack_`, and the
   // last ones are mapped next. So no page has a place of its own, and no mapping changes.
 
+  /// As `PageMover::move`, also if the program has locked memory of one of the two ranges.
+  [[nodiscard]] std::size_t move(std::byte* to, std::byte* from, std::size_t bytes) noexcept {
+    std::size_t moved = mover_.move(to, from, bytes);
+    if (moved < bytes && errno == EINVAL) {
+      mover_.unlock();
+      moved += mover_.move(to + moved, from + moved, bytes - moved);
+    }
+    return moved;
+  }
   void map_pages(std::byte* p, std::size_t bytes);
   void unmap_pages(std::byte* p, std::size_t bytes) noexcept;
   /// Moves pages that count neither as mapped nor as spare. @throws DeviceError; they are spare
@@ -260,8 +276,21 @@ class BasicHostPagedApi : public HostApi {
   /// @returns addresses without pages; null if there are none left
   static std::byte* reserve(std::size_t bytes) noexcept {
     constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void* const p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-    return p == MAP_FAILED ? nullptr : static_cast<std::byte*>(p);
+    void* const p = ::mmap(nullptr, bytes, PROT_NONE, flags, -1, 0);
+    if (p == MAP_FAILED) {
+      return nullptr;
+    }
+    if (!make_accessible(p, bytes)) {
+      ::munmap(p, bytes);
+      return nullptr;
+    }
+    return static_cast<std::byte*>(p);
+  }
+  /// Makes new addresses accessible, without pages. In a program that has locked its future memory
+  /// (`mlockall`), the system would put pages there if they were not unlocked before.
+  static bool make_accessible(void* p, std::size_t bytes) noexcept {
+    (void)::munlock(p, bytes);
+    return ::mprotect(p, bytes, PROT_READ | PROT_WRITE) == 0;
   }
   void drop_stack() noexcept {
     if (stack_ != nullptr) {
@@ -524,7 +553,7 @@ void BasicHostPagedApi<Lazy>::free_excess() noexcept {
   if (stack_ != nullptr && mapped_bytes_ + spare_bytes_ > created) {
     std::size_t const bytes = std::min(spare_bytes_, mapped_bytes_ + spare_bytes_ - created);
     spare_bytes_ -= bytes;
-    (void)::madvise(stack_ + spare_bytes_, bytes, MADV_DONTNEED);
+    drop(stack_ + spare_bytes_, bytes);
   }
   while (!spare_.empty() && mapped_bytes_ + spare_bytes_ > created) {
     auto spare = spare_.extract(spare_.begin());
@@ -541,7 +570,7 @@ void BasicHostPagedApi<Lazy>::free_excess() noexcept {
 template <class Lazy>
 void BasicHostPagedApi<Lazy>::watch(std::byte* p, std::size_t bytes) {
   std::lock_guard const guard{pages_mutex_};
-  if (::mprotect(p, bytes, PROT_READ | PROT_WRITE) == 0 && mover_.try_watch(p, bytes)) {
+  if (make_accessible(p, bytes) && mover_.try_watch(p, bytes)) {
     return;
   }
   int const error = errno;
@@ -568,14 +597,14 @@ void BasicHostPagedApi<Lazy>::map_pages(std::byte* p, std::size_t bytes) {
 template <class Lazy>
 void BasicHostPagedApi<Lazy>::move_pages(std::byte* to, std::byte* from, std::size_t bytes) {
   std::size_t const page = detail::system_page_bytes();
-  for (std::size_t done = 0; (done += mover_.move(to + done, from + done, bytes - done)) != bytes;
+  for (std::size_t done = 0; (done += move(to + done, from + done, bytes - done)) != bytes;
        done += page) {
     // The contents of a page are not needed, so a page that cannot be moved is replaced by a new
     // one.
-    (void)::madvise(from + done, page, MADV_DONTNEED);
+    drop(from + done, page);
     if (!make_pages(to + done, page)) {
       int const error = errno;
-      (void)::madvise(from + done, bytes - done, MADV_DONTNEED);
+      drop(from + done, bytes - done);
       mapped_bytes_ += done;
       unmap_pages(to, done);
       throw DeviceError{detail::Text{"HostPagedApi: cannot map memory: "} + std::strerror(error)};
@@ -587,19 +616,19 @@ template <class Lazy>
 void BasicHostPagedApi<Lazy>::unmap_pages(std::byte* p, std::size_t bytes) noexcept {
   if (!reserve_stack(spare_bytes_ + bytes)) {
     mapped_bytes_ -= bytes;
-    (void)::madvise(p, bytes, MADV_DONTNEED);
+    drop(p, bytes);
     return;
   }
   std::size_t const page = detail::system_page_bytes();
   for (std::size_t done = 0; done < bytes;) {
-    std::size_t const moved = mover_.move(stack_ + spare_bytes_, p + done, bytes - done);
+    std::size_t const moved = move(stack_ + spare_bytes_, p + done, bytes - done);
     spare_bytes_ += moved;
     mapped_bytes_ -= moved;
     done += moved;
     if (done < bytes) {
       if (errno != ENOENT) {  // the page is there, but shared with a forked child
         mapped_bytes_ -= page;
-        (void)::madvise(p + done, page, MADV_DONTNEED);
+        drop(p + done, page);
       }
       done += page;
     }
@@ -621,11 +650,11 @@ bool BasicHostPagedApi<Lazy>::make_pages(std::byte* to, std::size_t bytes) noexc
     return false;
   }
   bool const are_made = ::madvise(made, bytes, populate_pages) == 0;
-  std::size_t const moved = are_made ? mover_.move(to, made, bytes) : 0;
+  std::size_t const moved = are_made ? move(to, made, bytes) : 0;
   int const error = errno;
   ::munmap(made, bytes);
   if (moved != bytes) {
-    (void)::madvise(to, moved, MADV_DONTNEED);
+    drop(to, moved);
     errno = error;
   }
   return moved == bytes;
@@ -649,7 +678,7 @@ bool BasicHostPagedApi<Lazy>::reserve_stack(std::size_t bytes) noexcept {
     return false;
   }
   // pages that cannot be moved go back to the system
-  spare_bytes_ = mover_.move(larger, stack_, spare_bytes_);
+  spare_bytes_ = move(larger, stack_, spare_bytes_);
   drop_stack();
   stack_ = larger;
   stack_bytes_ = wanted;

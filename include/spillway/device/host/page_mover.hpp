@@ -88,6 +88,13 @@ class PageMover {
   void forget(void const* p) noexcept {
     std::erase_if(watched_, [&](Watched const& range) { return range.p == p; });
   }
+  /// Unlocks the watched ranges, in case the program has locked memory (`mlock`, `mlockall`): the
+  /// system refuses, with EINVAL, to move pages between a locked range and one that is not locked.
+  void unlock() const noexcept {
+    for (Watched const& range : watched_) {
+      (void)::munlock(range.p, range.bytes);
+    }
+  }
   /// Moves pages to addresses without pages. Stops at the first page that is missing or cannot be
   /// moved, such as one that a forked child shares. @returns the bytes moved
   ///
@@ -172,6 +179,7 @@ class PageMover {
     return false;
   }
   void forget(void const* /*p*/) noexcept {}
+  void unlock() const noexcept {}
   [[nodiscard]] std::size_t
   move(std::byte* /*to*/, std::byte* /*from*/, std::size_t /*bytes*/) const noexcept {
     return 0;
