@@ -344,6 +344,18 @@ TEST_SUITE("ShareTable") {
     ShareTable const table{file, 100_MiB, 0, 1};
   }
 
+  TEST_CASE("ShareTable: a process can join by a file that a full disk has left too short") {
+    TemporaryFolder folder;
+    auto const file = folder.path() / "table";
+    { ShareTable const table{file, 100_MiB, 0, 1}; }
+    auto const size = std::filesystem::file_size(file);
+    std::filesystem::resize_file(file, 0);
+    std::filesystem::resize_file(file, 1_KiB);  // zeros
+    ShareTable table{file, 100_MiB, 0, 1};
+    CHECK(std::filesystem::file_size(file) == size);
+    CHECK(table.update(100_MiB, 0, true).held_bytes == 100_MiB);
+  }
+
   TEST_CASE("ShareTable: a process can join where pages cannot be taken in advance") {
     TemporaryFolder folder;
     std::size_t members = 0;

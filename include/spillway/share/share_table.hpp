@@ -21,6 +21,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 namespace spillway {
@@ -197,6 +198,9 @@ class BasicShareTable {
   }
 
   void open(std::string const& file);
+  /// Whether the file, of so many bytes, is one that a program could not finish, since the disk was
+  /// full or the program was killed: it has only a part of the zeros of a new table.
+  [[nodiscard]] bool is_unfinished(std::size_t bytes) const noexcept;
   void allocate();
   void join(std::uint64_t capacity_bytes, std::uint64_t least_bytes, double weight);
   [[nodiscard]] std::size_t lock_place();
@@ -266,10 +270,8 @@ void BasicShareTable<Lazy>::open(std::string const& file) {
   if (::fstat(fd_, &status) != 0) {
     throw_error("fstat");
   }
-  expects(status.st_size == 0 || static_cast<std::size_t>(status.st_size) == sizeof(Layout),
-          no_table,
-          {},
-          "DeviceShare");
+  auto const bytes = static_cast<std::size_t>(status.st_size);
+  expects(bytes == sizeof(Layout) || is_unfinished(bytes), no_table, {}, "DeviceShare");
   allocate();
   void* const memory = ::mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
   if (memory == MAP_FAILED) {
@@ -278,6 +280,14 @@ void BasicShareTable<Lazy>::open(std::string const& file) {
   table_ = static_cast<Layout*>(memory);
   expects(table_->kind == kind || table_->kind == 0, no_table, {}, "DeviceShare");
   table_->kind = kind;
+}
+
+template <class Lazy>
+bool BasicShareTable<Lazy>::is_unfinished(std::size_t bytes) const noexcept {
+  std::array<char, sizeof(Layout)> found{};
+  bool const is_read =
+      bytes < found.size() && ::pread(fd_, found.data(), bytes, 0) == static_cast<ssize_t>(bytes);
+  return is_read && std::all_of(found.begin(), found.end(), [](char byte) { return byte == 0; });
 }
 
 /// Makes the file as long as the table, and takes room for all of it, since the first access to a
