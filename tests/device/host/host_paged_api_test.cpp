@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <random>
 #include <vector>
@@ -86,6 +87,16 @@ bool may_lock_future_memory() {
 #else
   return false;
 #endif
+}
+
+/// What the system counts of this process towards RLIMIT_DATA, and its stack.
+std::size_t data_bytes() {
+  std::size_t pages = 0;
+  std::ifstream numbers{"/proc/self/statm"};
+  for (int number = 0; number < 6; ++number) {
+    numbers >> pages;
+  }
+  return pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
 /// Whether the system moves pages from mapping to mapping (Linux since 5.7).
@@ -312,6 +323,29 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p, pages * n);
   }
 
+  TEST_CASE("HostPagedApi: spare pages that are too far apart do not keep the process from getting "
+            "new ones") {
+    HostPagedApi device;
+    constexpr std::size_t n = 16_KiB;
+    constexpr std::size_t pages = 256;
+    auto* const p = static_cast<unsigned char*>(device.reserve_address(2 * pages * n));
+    std::vector<HostPhysical> const pieces = create_pieces(device, pages, n);
+    REQUIRE(device.try_map(p, n, pieces));
+    for (std::size_t page = 0; page < pages; page += 2) {
+      device.unmap(p + page * n, n);
+    }
+    device.before_fork();
+    spillway::test::ForkedChild const child{[&] {  // since only its memory is to be limited
+      device.after_fork_in_child();
+      rlimit const little_more{data_bytes() + 1_MiB, RLIM_INFINITY};
+      REQUIRE(::setrlimit(RLIMIT_DATA, &little_more) == 0);
+      return device.try_map(p + pages * n, n, {pieces.data(), pages / 2});
+    }};
+    device.after_fork_in_parent();
+    CHECK(child.status() == 0);
+    device.free_address(p, 2 * pages * n);
+  }
+
 #ifdef MADV_POPULATE_WRITE
   TEST_CASE_TEMPLATE(
       "HostPagedApi: mapped pages are resident at once", Device, HostPagedApi, PageMovingApi) {
@@ -425,8 +459,8 @@ TEST_SUITE("host_paged_api") {
     std::vector<HostPhysical> const pieces = create_pieces(early, 8, n);
     REQUIRE(early.try_map(p, n, {pieces.data(), 4}));
     early.unmap(p, 2 * n);
+    early.before_fork();
     spillway::test::ForkedChild const child{[&] {  // since only its memory is to be locked
-      early.before_fork();
       early.after_fork_in_child();
       if (!may_lock_future_memory() || ::mlockall(MCL_CURRENT | MCL_FUTURE) != 0) {
         return true;
@@ -448,6 +482,7 @@ TEST_SUITE("host_paged_api") {
       auto* const q = static_cast<unsigned char*>(late.reserve_address(8 * n));
       return works(early, p) && !support::is_readable(q) && works(late, q);
     }};
+    early.after_fork_in_parent();
     CHECK(child.status() == 0);
     early.free_address(p, 8 * n);
   }

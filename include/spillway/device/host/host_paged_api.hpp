@@ -226,7 +226,17 @@ class BasicHostPagedApi : public HostApi {
   void map_runs(std::byte* begin, std::size_t bytes);
   /// Moves up to `bytes` of a spare run to `p`. @returns the bytes moved; 0 if the system refuses
   std::size_t move_in(std::byte* p, std::size_t bytes);
-  void map_new(std::byte* p, std::size_t bytes);
+  void map_new(std::byte* p, std::size_t bytes) {
+    if (try_map_new(p, bytes)) {
+      return;
+    }
+    free_spares();  // they are too short to be used here, and count against the process's limits
+    if (!try_map_new(p, bytes)) {
+      throw DeviceError{detail::Text{"HostPagedApi: cannot map memory: "} + std::strerror(errno)};
+    }
+  }
+  /// @returns false if the system refuses, for the reason in `errno`
+  [[nodiscard]] bool try_map_new(std::byte* p, std::size_t bytes);
   /// Implements `unmap` for `HostRemap::mappings`. It must not fail, so a run for whose record
   /// there is no memory is forgotten: its pages go back to the system when it is unmapped.
   void take_away(std::byte* begin, std::byte* end) noexcept;
@@ -248,6 +258,13 @@ class BasicHostPagedApi : public HostApi {
   void split_at(std::byte* p) noexcept;
   /// Gives spare pages back to the system if there are more pages than were created.
   void free_excess() noexcept;
+  void free_spares() noexcept {
+    for (auto const& [bytes, p] : spare_) {
+      ::munmap(p, bytes);
+    }
+    spare_.clear();
+    spare_bytes_ = 0;
+  }
 
   // The following are for `HostRemap::pages`. Spare pages lie side by side in `stack_`, and the
   // last ones are mapped next. So no page has a place of its own, and no mapping changes.
@@ -432,14 +449,15 @@ std::size_t BasicHostPagedApi<Lazy>::move_in(std::byte* p, std::size_t bytes) {
 }
 
 template <class Lazy>
-void BasicHostPagedApi<Lazy>::map_new(std::byte* p, std::size_t bytes) {
+bool BasicHostPagedApi<Lazy>::try_map_new(std::byte* p, std::size_t bytes) {
   auto const [run, is_new] = mapped_.emplace(p, bytes);
   SPILLWAY_ASSERT(is_new);
   if (::mprotect(p, bytes, PROT_READ | PROT_WRITE) != 0) {
     int const error = errno;
     give_back(p, bytes);  // the system may have changed a part of it before the failure
     mapped_.erase(run);
-    throw DeviceError{detail::Text{"HostPagedApi: cannot map memory: "} + std::strerror(error)};
+    errno = error;
+    return false;
   }
   mapped_bytes_ += bytes;
   if (bytes >= most_granularity_bytes) {
@@ -448,6 +466,7 @@ void BasicHostPagedApi<Lazy>::map_new(std::byte* p, std::size_t bytes) {
   // One call for all pages, since faulting in each page when it is touched takes longer than
   // copying it. On a system without this call (Linux before 5.14) pages are still faulted in.
   (void)::madvise(p, bytes, populate_pages);
+  return true;
 }
 
 template <class Lazy>
