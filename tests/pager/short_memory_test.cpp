@@ -299,4 +299,31 @@ TEST_SUITE("short_memory") {
       allocator.retire_stream(stream);
     }
   }
+
+  TEST_CASE("DeviceAllocator: waits for its work, also at its end, without memory for an event") {
+    spillway::HostApi device;
+    std::array<int, 2> done{};
+    spillway::HostStream const stream = device.create_stream();
+    {
+      std::optional<spillway::DeviceAllocator<spillway::PoliciesFor<spillway::HostApi>>> memory;
+      memory.emplace(device, decltype(memory)::value_type::Options{.capacity_bytes = 1_MiB});
+      BlockId const id = memory->allocate(4_KiB);
+      auto const work = [&](int& flag) {
+        auto const lease = memory->acquire(id, Access::write, stream);
+        device.launch(stream, [&flag] { flag = 1; });
+      };
+      work(done[0]);
+      {
+        support::ShortMemory const is_short{0};
+        memory->synchronize();
+      }
+      CHECK(done[0] == 1);
+      work(done[1]);
+      memory->deallocate(id);
+      support::ShortMemory const is_short{0};
+      memory.reset();
+    }
+    CHECK(done[1] == 1);
+    device.destroy_stream(stream);
+  }
 }

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -194,6 +195,7 @@ class StreamOrder {
   [[nodiscard]] std::uint64_t last_enqueued(Stream& stream);
   [[nodiscard]] Ticket vacant_point(bool& has_waited);
   [[nodiscard]] StreamIndex assign(StreamIndex index, stream_type stream);
+  void synchronize_stream(Stream& stream);
   [[nodiscard]] Claim claim_event(Stream& stream, std::uint64_t sequence);
   [[nodiscard]] Claim record_event(Stream& stream);
   [[nodiscard]] bool ask_whether_complete(Stream& stream, std::uint64_t sequence);
@@ -460,13 +462,38 @@ void StreamOrder<Device>::synchronize(Fence const& fence) {
       if (other.completed.load(std::memory_order_acquire) >= sequence) {
         return;
       }
-      Claim const claim = claim_event(other, sequence);
-      if (claim) {
-        device_->synchronize(claim->handle);
-        raise(other.completed, claim->covers);
+      try {
+        Claim const claim = claim_event(other, sequence);
+        if (claim) {
+          device_->synchronize(claim->handle);
+          raise(other.completed, claim->covers);
+        }
+      } catch (std::bad_alloc const&) {
+        synchronize_stream(other);
       }
     });
   }
+}
+
+/// Waits for all work on a stream, when there is no memory for an event. Called by a handler of
+/// std::bad_alloc, which is thrown again if the stream has been retired meanwhile, or is being
+/// captured.
+template <DeviceApi Device>
+void StreamOrder<Device>::synchronize_stream(Stream& stream) {
+  {
+    std::scoped_lock const lock{mutex_};
+    if (stream.is_retired) {
+      throw;
+    }
+    ++stream.recorders;
+  }
+  Recording const recording{stream};
+  if constexpr (CapturingApi<Device>) {
+    if (device_->is_capturing(stream.handle)) {
+      throw;
+    }
+  }
+  device_->synchronize(stream.handle);
 }
 
 template <DeviceApi Device>
