@@ -269,15 +269,6 @@ class BasicHostPagedApi : public HostApi {
   // The following are for `HostRemap::pages`. Spare pages lie side by side in `stack_`, and the
   // last ones are mapped next. So no page has a place of its own, and no mapping changes.
 
-  /// As `PageMover::move`, also if the program has locked memory of one of the two ranges.
-  [[nodiscard]] std::size_t move(std::byte* to, std::byte* from, std::size_t bytes) noexcept {
-    std::size_t moved = mover_.move(to, from, bytes);
-    if (moved < bytes && errno == EINVAL) {
-      mover_.unlock();
-      moved += mover_.move(to + moved, from + moved, bytes - moved);
-    }
-    return moved;
-  }
   void map_pages(std::byte* p, std::size_t bytes);
   void unmap_pages(std::byte* p, std::size_t bytes) noexcept;
   /// Moves pages that count neither as mapped nor as spare. @throws DeviceError; they are spare
@@ -616,7 +607,7 @@ void BasicHostPagedApi<Lazy>::map_pages(std::byte* p, std::size_t bytes) {
 template <class Lazy>
 void BasicHostPagedApi<Lazy>::move_pages(std::byte* to, std::byte* from, std::size_t bytes) {
   std::size_t const page = detail::system_page_bytes();
-  for (std::size_t done = 0; (done += move(to + done, from + done, bytes - done)) != bytes;
+  for (std::size_t done = 0; (done += mover_.move(to + done, from + done, bytes - done)) != bytes;
        done += page) {
     // The contents of a page are not needed, so a page that cannot be moved is replaced by a new
     // one.
@@ -640,7 +631,7 @@ void BasicHostPagedApi<Lazy>::unmap_pages(std::byte* p, std::size_t bytes) noexc
   }
   std::size_t const page = detail::system_page_bytes();
   for (std::size_t done = 0; done < bytes;) {
-    std::size_t const moved = move(stack_ + spare_bytes_, p + done, bytes - done);
+    std::size_t const moved = mover_.move(stack_ + spare_bytes_, p + done, bytes - done);
     spare_bytes_ += moved;
     mapped_bytes_ -= moved;
     done += moved;
@@ -669,7 +660,7 @@ bool BasicHostPagedApi<Lazy>::make_pages(std::byte* to, std::size_t bytes) noexc
     return false;
   }
   bool const are_made = ::madvise(made, bytes, populate_pages) == 0;
-  std::size_t const moved = are_made ? move(to, made, bytes) : 0;
+  std::size_t const moved = are_made ? mover_.move(to, made, bytes) : 0;
   int const error = errno;
   ::munmap(made, bytes);
   if (moved != bytes) {
@@ -697,7 +688,7 @@ bool BasicHostPagedApi<Lazy>::reserve_stack(std::size_t bytes) noexcept {
     return false;
   }
   // pages that cannot be moved go back to the system
-  spare_bytes_ = move(larger, stack_, spare_bytes_);
+  spare_bytes_ = mover_.move(larger, stack_, spare_bytes_);
   drop_stack();
   stack_ = larger;
   stack_bytes_ = wanted;

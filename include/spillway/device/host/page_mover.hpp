@@ -88,21 +88,18 @@ class PageMover {
   void forget(void const* p) noexcept {
     std::erase_if(watched_, [&](Watched const& range) { return range.p == p; });
   }
-  /// Unlocks the watched ranges, in case the program has locked memory (`mlock`, `mlockall`): the
-  /// system refuses, with EINVAL, to move pages between a locked range and one that is not locked.
-  void unlock() const noexcept {
-    for (Watched const& range : watched_) {
-      (void)::munlock(range.p, range.bytes);
-    }
-  }
   /// Moves pages to addresses without pages. Stops at the first page that is missing or cannot be
   /// moved, such as one that a forked child shares. @returns the bytes moved
   ///
   /// Linux 6.18 does not count the pages that it moves after it has waited for another part of the
   /// kernel, such as compaction of physical memory. It then finds the first of these at its new
   /// address, and reports EEXIST. Such pages are recognised by being there and no longer here.
+  ///
+  /// If the program has locked memory (`mlock`, `mlockall`), the watched ranges are unlocked: the
+  /// system refuses, with EINVAL, to move pages between a locked range and one that is not locked.
   [[nodiscard]] std::size_t move(std::byte* to, std::byte* from, std::size_t bytes) const noexcept {
     std::size_t moved = 0;
+    bool is_unlocked = false;
     while (moved < bytes) {
       Move order{reinterpret_cast<std::uintptr_t>(to + moved),
                  reinterpret_cast<std::uintptr_t>(from + moved),
@@ -115,6 +112,9 @@ class PageMover {
         moved += static_cast<std::size_t>(order.moved);
       } else if (!is_done && errno == EEXIST && is_missing(from + moved)) {
         moved += system_page_bytes();
+      } else if (!is_done && errno == EINVAL && !is_unlocked) {
+        unlock();
+        is_unlocked = true;
       } else if (!is_interrupted) {
         break;
       }
@@ -159,6 +159,11 @@ class PageMover {
     unsigned char is_there = 1;
     return ::mincore(p, system_page_bytes(), &is_there) == 0 && (is_there & 1U) == 0;
   }
+  void unlock() const noexcept {
+    for (Watched const& range : watched_) {
+      (void)::munlock(range.p, range.bytes);
+    }
+  }
   [[nodiscard]] bool do_watch(Watched const& range) const noexcept {
     uffdio_register wanted{};
     wanted.range = {reinterpret_cast<std::uintptr_t>(range.p), range.bytes};
@@ -179,7 +184,6 @@ class PageMover {
     return false;
   }
   void forget(void const* /*p*/) noexcept {}
-  void unlock() const noexcept {}
   [[nodiscard]] std::size_t
   move(std::byte* /*to*/, std::byte* /*from*/, std::size_t /*bytes*/) const noexcept {
     return 0;
